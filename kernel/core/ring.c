@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * ring.c - records in a ring of bytes; see ring.h for the rules.
+ */
+#include "ring.h"
+
+#define HEADER_SIZE	((u32)sizeof(struct vmloop_shm_record))
+
+/* Bytes that a record with @size bytes of payload takes in the ring. */
+static u32 record_span(u32 size)
+{
+	return ALIGN(HEADER_SIZE + size, VMLOOP_RECORD_ALIGN);
+}
+
+/*
+ * Whether going from @old to @new passed @wake, that is, whether the byte
+ * after @wake lies in the part just covered. The arithmetic of virtio's event
+ * index (virtio 1.2, section 2.7.10), in 32 bits. A wild @wake costs whoever
+ * wrote it a doorbell too many or too few.
+ */
+static bool passed(u32 wake, u32 new, u32 old)
+{
+	return (u32)(new - wake - 1) < (u32)(new - old);
+}
+
+static bool size_is_good(u32 size)
+{
+	return size >= VMLOOP_RING_MIN && size <= VMLOOP_RING_MAX &&
+	       is_power_of_2(size);
+}
+
+/**
+ * vmloop_ring_max_record() - largest payload that a ring can carry
+ * @size: bytes of the ring
+ *
+ * A quarter of the ring, so that a record and the padding before it always
+ * fit into an empty ring and a producer of large records never runs alone.
+ *
+ * Return: bytes.
+ */
+u32 vmloop_ring_max_record(u32 size)
+{
+	return size / 4 - HEADER_SIZE;
+}
+
+/**
+ * vmloop_ring_tx_init() - begin to produce into an empty ring
+ * @tx: what to initialise
+ * @data: the ring
+ * @size: its bytes, a power of two from VMLOOP_RING_MIN to VMLOOP_RING_MAX
+ * @ours: our own lane in the shared region
+ * @theirs: the other side's
+ *
+ * Return: 0, or -EINVAL for a size that is out of range.
+ */
+int vmloop_ring_tx_init(struct vmloop_ring_tx *tx, void *data, u32 size,
+			struct vmloop_shm_lane *ours,
+			const struct vmloop_shm_lane *theirs)
+{
+	if (!size_is_good(size))
+		return -EINVAL;
+
+	*tx = (struct vmloop_ring_tx){
+		.data = data,
+		.size = size,
+		.ours = ours,
+		.theirs = theirs,
+	};
+	ring_store_once(&ours->tx_wake, (u32)-1);
+	ring_store_once(&ours->tx_head, 0);
+	return 0;
+}
+
+/**
+ * vmloop_ring_rx_init() - begin to consume from the start of a ring
+ * @rx: what to initialise
+ * @data: the ring
+ * @size: its bytes; checked against the region by the caller
+ * @ours: our own lane in the shared region
+ * @theirs: the other side's
+ *
+ * Return: 0, or -EINVAL for a size that is out of range.
+ */
+int vmloop_ring_rx_init(struct vmloop_ring_rx *rx, const void *data, u32 size,
+			struct vmloop_shm_lane *ours,
+			const struct vmloop_shm_lane *theirs)
+{
+	if (!size_is_good(size))
+		return -EINVAL;
+
+	*rx = (struct vmloop_ring_rx){
+		.data = data,
+		.size = size,
+		.ours = ours,
+		.theirs = theirs,
+	};
+	ring_store_once(&ours->rx_wake, 0);
+	ring_store_once(&ours->rx_tail, 0);
+	return 0;
+}
+
+/* Free bytes; looks at the other side again if there seem to be under @want. */
+static u32 tx_room(struct vmloop_ring_tx *tx, u32 want)
+{
+	u32 room = tx->size - (tx->head - tx->tail);
+	u32 tail;
+
+	if (room >= want)
+		return room;
+
+	tail = ring_load_acquire(&tx->theirs->rx_tail);	/* pairs with (B) */
+	/* It may only have moved forward, and not past what we published. */
+	if (unlikely(tail - tx->tail > tx->published - tx->tail ||
+		     tail % VMLOOP_RECORD_ALIGN)) {
+		tx->broken = true;
+		return 0;
+	}
+	tx->tail = tail;
+	return tx->size - (tx->head - tail);
+}
+
+/* Bytes that a record takes at the current head, padding before it included. */
+static u32 tx_span(const struct vmloop_ring_tx *tx, u32 size)
+{
+	u32 to_end = tx->size - (tx->head & (tx->size - 1));
+	u32 span = record_span(size);
+
+	return span <= to_end ? span : to_end + span;
+}
+
+/* One store, as vmloop_ring_peek() is one load. */
+static void write_header(struct vmloop_ring_tx *tx, u32 position, u32 size,
+			 u16 type, u16 info)
+{
+	u64 word = size | (u64)type << 32 | (u64)info << 48;
+
+	ring_store_once((u64 *)(tx->data + (position & (tx->size - 1))), word);
+}
+
+/**
+ * vmloop_ring_reserve() - make room for one record
+ * @tx: the ring
+ * @size: bytes of payload
+ * @type: what it is
+ * @info: more about it
+ * @payload: where to write the payload; set on success only
+ *
+ * Nothing is visible to the other side before vmloop_ring_publish(). A
+ * reservation that is not committed is forgotten by the next one.
+ *
+ * Return: 0; -EAGAIN while there is no room; -EMSGSIZE for a record that can
+ * never fit; -EPROTO once the ring is broken.
+ */
+int vmloop_ring_reserve(struct vmloop_ring_tx *tx, u32 size, u16 type, u16 info,
+			void **payload)
+{
+	u32 position = tx->head;
+	u32 span, to_end;
+
+	if (unlikely(tx->broken))
+		return -EPROTO;
+	if (unlikely(size > vmloop_ring_max_record(tx->size)))
+		return -EMSGSIZE;
+
+	span = tx_span(tx, size);
+	if (tx_room(tx, span) < span)
+		return tx->broken ? -EPROTO : -EAGAIN;
+
+	to_end = tx->size - (position & (tx->size - 1));
+	if (span > to_end) {
+		write_header(tx, position, to_end - HEADER_SIZE,
+			     VMLOOP_RECORD_PAD, 0);
+		position += to_end;
+	}
+	write_header(tx, position, size, type, info);
+	tx->reserved = span;
+	*payload = tx->data + (position & (tx->size - 1)) + HEADER_SIZE;
+	return 0;
+}
+
+/**
+ * vmloop_ring_commit() - the reserved record is complete
+ * @tx: the ring
+ */
+void vmloop_ring_commit(struct vmloop_ring_tx *tx)
+{
+	tx->head += tx->reserved;
+	tx->reserved = 0;
+}
+
+/**
+ * vmloop_ring_publish() - show all committed records to the other side
+ * @tx: the ring
+ *
+ * Return: whether the other side wants a doorbell.
+ */
+bool vmloop_ring_publish(struct vmloop_ring_tx *tx)
+{
+	u32 old = tx->published;
+
+	if (tx->head == old)
+		return false;
+
+	tx->published = tx->head;
+	ring_store_release(&tx->ours->tx_head, tx->head);	/* (A) */
+	ring_mb();						/* (C) */
+	return passed(ring_load_once(&tx->theirs->rx_wake), tx->head, old);
+}
+
+/**
+ * vmloop_ring_wait_room() - ask for a doorbell when a record fits again
+ * @tx: the ring
+ * @size: bytes of payload of the record that did not fit
+ *
+ * Asks for a quarter of the ring at least, so that a full ring costs one
+ * doorbell per quarter, not one per record.
+ *
+ * Return: true if the caller may wait for the doorbell; false if there is
+ * room already (or the ring is broken) and the caller must try again.
+ */
+bool vmloop_ring_wait_room(struct vmloop_ring_tx *tx, u32 size)
+{
+	u32 want = tx_span(tx, size);
+
+	if (want < tx->size / 4)
+		want = tx->size / 4;
+
+	/* Room is @want once the tail reaches head + want - size. */
+	ring_store_once(&tx->ours->tx_wake, tx->head + want - tx->size - 1);
+	ring_mb();						/* (D) */
+	return tx_room(tx, want) < want && !tx->broken;
+}
+
+/**
+ * vmloop_ring_drained() - whether the other side has consumed everything
+ * @tx: the ring
+ *
+ * Return: true also for a broken ring: there is nothing to wait for.
+ */
+bool vmloop_ring_drained(struct vmloop_ring_tx *tx)
+{
+	return tx_room(tx, tx->size) == tx->size || tx->broken;
+}
+
+/* Bytes to read; looks at the other side again if there seem to be none. */
+static u32 rx_available(struct vmloop_ring_rx *rx)
+{
+	u32 head;
+
+	if (rx->head != rx->tail)
+		return rx->head - rx->tail;
+
+	head = ring_load_acquire(&rx->theirs->tx_head);	/* pairs with (A) */
+	if (unlikely(head - rx->tail > rx->size ||
+		     head % VMLOOP_RECORD_ALIGN)) {
+		rx->broken = true;
+		return 0;
+	}
+	rx->head = head;
+	return head - rx->tail;
+}
+
+/**
+ * vmloop_ring_peek() - look at the next record
+ * @rx: the ring
+ * @record: set to a private copy of its header, checked
+ * @payload: set to its payload, which the other side may change under our
+ *	hands: copy it, then check it, then use it
+ *
+ * Return: 1 for a record; 0 for none; -EPROTO once the ring is broken.
+ */
+int vmloop_ring_peek(struct vmloop_ring_rx *rx, struct vmloop_shm_record *record,
+		     const void **payload)
+{
+	u32 available, to_end, span, offset;
+	u64 word;
+
+	if (unlikely(rx->broken))
+		return -EPROTO;
+
+	/* At most twice: padding is followed by a record or by nothing. */
+	for (;;) {
+		available = rx_available(rx);
+		if (!available)
+			return rx->broken ? -EPROTO : 0;
+
+		offset = rx->tail & (rx->size - 1);
+		to_end = rx->size - offset;
+
+		/* One load for the whole header, so that it cannot change. */
+		word = ring_load_once((const u64 *)(rx->data + offset));
+		record->size = (u32)word;
+		record->type = (u16)(word >> 32);
+		record->info = (u16)(word >> 48);
+
+		if (unlikely(record->size > to_end - HEADER_SIZE))
+			goto broken;
+		span = record_span(record->size);
+		if (unlikely(span > available))
+			goto broken;
+
+		if (record->type != VMLOOP_RECORD_PAD)
+			break;
+		/* Padding goes to the end, and never from the beginning. */
+		if (unlikely(span != to_end || offset == 0))
+			goto broken;
+		rx->tail += span;
+	}
+
+	rx->taken = span;
+	*payload = rx->data + offset + HEADER_SIZE;
+	return 1;
+
+broken:
+	rx->broken = true;
+	return -EPROTO;
+}
+
+/**
+ * vmloop_ring_release() - done with the record that was peeked at
+ * @rx: the ring
+ *
+ * Its bytes stay until vmloop_ring_consume_publish().
+ */
+void vmloop_ring_release(struct vmloop_ring_rx *rx)
+{
+	rx->tail += rx->taken;
+	rx->taken = 0;
+}
+
+/**
+ * vmloop_ring_consume_publish() - give the released bytes back
+ * @rx: the ring
+ *
+ * Return: whether the other side waits for room and wants a doorbell.
+ */
+bool vmloop_ring_consume_publish(struct vmloop_ring_rx *rx)
+{
+	u32 old = rx->published;
+
+	if (rx->tail == old)
+		return false;
+
+	rx->published = rx->tail;
+	ring_store_release(&rx->ours->rx_tail, rx->tail);	/* (B) */
+	ring_mb();						/* (D) */
+	return passed(ring_load_once(&rx->theirs->tx_wake), rx->tail, old);
+}
+
+/**
+ * vmloop_ring_sleep() - ask for a doorbell at the next record
+ * @rx: the ring, read up to its end
+ *
+ * Return: true if the caller may sleep; false if there is something to read
+ * already (or the ring is broken) and the caller must go on.
+ */
+bool vmloop_ring_sleep(struct vmloop_ring_rx *rx)
+{
+	ring_store_once(&rx->ours->rx_wake, rx->tail);
+	ring_mb();						/* (C) */
+	return rx_available(rx) == 0 && !rx->broken;
+}
+
+/**
+ * vmloop_ring_ready() - whether there is something to read, or to report
+ * @rx: the ring
+ *
+ * Cheap, for a loop that polls.
+ */
+bool vmloop_ring_ready(struct vmloop_ring_rx *rx)
+{
+	return rx->broken || rx_available(rx) != 0;
+}
