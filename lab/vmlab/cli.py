@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The command line: ./vmlab VERB ..."""
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from . import paths
+from .errors import VmlabError
+
+NAME = click.option("--name", default="lab", show_default=True, metavar="LAB", help="Which lab.")
+
+
+class Group(click.Group):
+    """Shows the lab's own errors as one line."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except VmlabError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """A small data centre inside QEMU: hosts are outer machines, guests inner ones."""
+
+
+@main.group()
+def up() -> None:
+    """Boot a lab."""
+
+
+@up.command("kvm")
+@click.option("--guests", default=2, show_default=True, help="How many guests: g1, g2, ...")
+@click.option("--kernel", default="6.1", show_default=True, help="Guests' kernel: 6.1, 6.12 or debug.")
+@click.option("--host-kernel", default="6.1", show_default=True, help="The host's kernel.")
+@click.option("--machine", default="pc", show_default=True, help="Guests' machine: pc or q35.")
+@click.option("--mtu", default=1500, show_default=True, help="MTU of bridge, taps and guests.")
+@click.option("--memory", default=4096, show_default=True, metavar="MIB", help="Of the outer machine.")
+@click.option("--guest-memory", default=512, show_default=True, metavar="MIB", help="Of each guest.")
+@click.option("--modules", metavar="DIR", help="*.ko for the guests  [default: out/modules/RELEASE]")
+@click.option("--accel", default="auto", show_default=True, help="Of the outer machine: auto, tcg or kvm.")
+@NAME
+def up_kvm(guests: int, kernel: str, host_kernel: str, machine: str, mtu: int, memory: int, guest_memory: int,
+           modules: str | None, accel: str, name: str) -> None:  # fmt: skip
+    """Boot a KVM host and its guests."""
+    from rich.console import Console
+
+    from .lab import Lab
+
+    console = Console(stderr=True)
+    with console.status(f"booting lab {name}"):
+        lab = Lab.up(
+            name, guests, kernel=kernel, host_kernel=host_kernel, machine=machine, mtu=mtu, memory=memory,
+            guest_memory=guest_memory, modules=modules, accelerator=accel,
+        )  # fmt: skip
+    print(f"lab {name} is up: {', '.join(['host', *lab.guests])}")
+
+
+@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-t", "--tty/--no-tty", default=False, help="Give the command a terminal.")
+@click.option("--cwd", help="Directory to run in  [default: the same as here]")
+@click.option("--env", multiple=True, metavar="KEY=VALUE", help="Set in the command's environment.")
+@NAME
+@click.argument("machine")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def exec(tty: bool, cwd: str | None, env: tuple[str, ...], name: str, machine: str, command: tuple[str, ...]) -> None:  # noqa: A001
+    """Run COMMAND in a MACHINE (host, g1, ...), as if it ran here."""
+    # Not by way of Lab: start-up time is most of what a short command takes.
+    from .process import Stream, environment, interact
+
+    stream = Stream(paths.runtime_dir(name) / "switch.sock", machine)
+    extra = dict(pair.partition("=")[::2] for pair in env)
+    argv = list(command[1:] if command[0] == "--" else command)
+    status = interact(stream, argv, cwd or os.getcwd(), environment(machine, extra), tty)
+    sys.stdout.flush()
+    os._exit(status)  # the thread that reads stdin may never return
+
+
+@main.command()
+@NAME
+@click.argument("source")
+@click.argument("target")
+def cp(name: str, source: str, target: str) -> None:
+    """Copy a file: one of SOURCE and TARGET is MACHINE:PATH."""
+    from .lab import Lab
+
+    lab = Lab.open(name)
+    from_machine, _, from_path = source.rpartition(":")
+    to_machine, _, to_path = target.rpartition(":")
+    if bool(from_machine) == bool(to_machine):
+        raise VmlabError("cp copies between the outside and a machine: name one path as MACHINE:PATH")
+    if to_machine:
+        if to_path.endswith("/"):
+            to_path += Path(source).name
+        if not Path(source).is_file():
+            raise VmlabError(f"{source}: no such file")
+        lab.machine(to_machine).put(source, to_path)
+    else:
+        place = Path(target)
+        lab.machine(from_machine).get(from_path, place / Path(from_path).name if place.is_dir() else place)
+
+
+@main.command()
+@NAME
+@click.option("--follow", "-f", is_flag=True, help="Go on showing what it prints.")
+@click.argument("machine")
+def console(name: str, follow: bool, machine: str) -> None:
+    """Show what the console of MACHINE has printed."""
+    import time
+
+    from .lab import Lab
+
+    lab = Lab.open(name) if follow else Lab(name)
+    path = lab.directory / machine / "console.log"
+    if not path.exists():
+        raise VmlabError(f"no console of {machine} in lab {name}")
+    with open(path, "rb") as file:
+        while True:
+            data = file.read()
+            sys.stdout.buffer.write(data)
+            sys.stdout.flush()
+            if not data and (not follow or not lab.running):
+                break
+            if not data:
+                time.sleep(0.1)
+
+
+@main.command()
+@NAME
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def status(name: str, as_json: bool) -> None:
+    """Say how a lab does."""
+    from .lab import Lab
+
+    lab = Lab.open(name)
+    info = lab.info()
+    if as_json:
+        import json
+
+        print(json.dumps(info, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("machine", "state", "kernel", "type", "address", "ethernet", "bridge", "mtu")
+    table.add_row("host", "up", info["host_kernel"], info["accelerator"], "10.77.0.1", "", "", "")
+    for guest in info["guests"]:
+        state = "up" if guest["running"] else f"ended ({guest['exit_status']})"
+        bridge = guest["bridge"] + (f" vlan {guest['vlan']}" if guest["vlan"] else "")
+        table.add_row(
+            guest["name"], state, guest["kernel"], guest["machine"], guest["ip"], guest["mac"], bridge, str(guest["mtu"])
+        )
+    Console().print(table)
+
+
+@main.command()
+@NAME
+def down(name: str) -> None:
+    """End a lab."""
+    from .lab import Lab
+
+    Lab(name).down()
+
+
+@main.command()
+def ls() -> None:
+    """List the labs of this checkout."""
+    from .lab import Lab
+
+    for path in sorted(paths.LABS.glob("*/state.json")):
+        lab = Lab(path.parent.name)
+        state = lab.state
+        print(f"{lab.name}\t{'up' if lab.running else 'dead'}\t{' '.join(['host', *state.get('guests', {})])}")

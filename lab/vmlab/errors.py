@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What can go wrong, by whose fault it is."""
+
+
+class VmlabError(Exception):
+    """A wrong use of the lab, or something missing on the outside."""
+
+
+class LabFailed(VmlabError):
+    """The stage broke: the outer machine, its boot, or the lab's own programs.
+
+    Says nothing about the software under test, so a test run may boot the lab
+    once more, and reports that it did.
+    """
+
+
+class GuestFailed(VmlabError):
+    """A guest broke: panic, oops, QEMU ended, no answer. Never retried."""
+
+
+class CommandFailed(VmlabError):
+    """A command in a machine ended with another status than 0, or too late."""

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: GPL-2.0
+"""A lab: one host machine (an outer QEMU) and its guests (inner ones)."""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from . import accel, kernels, paths, qemu
+from .errors import GuestFailed, LabFailed, VmlabError
+from .machine import Guest, Host
+from .qemu import GuestSpec
+
+HOST_BOOT_SECONDS = 90.0
+GUEST_BOOT_SECONDS = 120.0
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if it is gone.
+
+    With the pid it names a process for good: pids are used again.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+class Lab:
+    """A lab, running or not. Labs are made with Lab.up() and found with Lab.open().
+
+    All that describes it is in its directory, so that any number of processes
+    can use it at the same time.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = paths.check_name(name)
+        self.directory = paths.lab_dir(name)
+        self.run_dir = paths.runtime_dir(name)
+        self.switch_socket = self.run_dir / "switch.sock"
+        self._state: dict[str, Any] = {}
+        self.host = Host(self)
+        self._guests: dict[str, Guest] = {}
+        self._child: subprocess.Popen[bytes] | None = None
+
+    # Life of a lab
+
+    @classmethod
+    def up(
+        cls,
+        name: str = "lab",
+        guests: int = 0,
+        *,
+        kernel: str = kernels.DEFAULT,
+        host_kernel: str = kernels.DEFAULT,
+        machine: str = "pc",
+        mtu: int = 1500,
+        memory: int = 4096,
+        guest_memory: int = 512,
+        modules: str | Path | None = None,
+        accelerator: str = "auto",
+        bound: bool = False,
+    ) -> "Lab":
+        """Boot a host and its guests g1 to gN.
+
+        The keywords from ``kernel`` on are the guests' defaults. ``bound`` ties
+        the lab's life to this process. Raises LabFailed or GuestFailed when
+        something does not boot in time, VmlabError when something is missing
+        or the lab is up already.
+        """
+        lab = cls(name)
+        with lab._locked():
+            if lab._load() and lab.running:
+                raise VmlabError(f"lab {name} is up already: './vmlab down --name {name}' ends it")
+            outer = kernels.find_kernel(host_kernel)
+            defaults = {"kernel": kernel, "machine": machine, "mtu": mtu, "memory": guest_memory}
+            if modules is not None:
+                if not Path(modules).is_dir():
+                    raise VmlabError(f"--modules {modules}: no such directory")
+                defaults["modules"] = str(Path(modules).resolve())
+            kernels.find_kernel(kernel)
+            lab._boot_host(outer, memory, accel.choose(accelerator), defaults, bound)
+        try:
+            lab.host.run("true", timeout=HOST_BOOT_SECONDS)
+            lab.host.ensure_bridge("br0", mtu=mtu, subnet=0)
+            # All start at once; their boots overlap.
+            fresh = [lab.add_guest(boot=False) for _ in range(guests)]
+            for guest in fresh:
+                guest.start(wait=False)
+            for guest in fresh:
+                guest.wait_booted()
+        except BaseException as error:
+            if isinstance(error, VmlabError) and not isinstance(error, GuestFailed):
+                error = LabFailed(f"lab {name} did not boot: {error} (console: {lab.directory}/host/console.log)")
+            lab.down()
+            raise error from None
+        return lab
+
+    @classmethod
+    def open(cls, name: str = "lab") -> "Lab":
+        """The running lab ``name``. Raises VmlabError when there is none."""
+        lab = cls(name)
+        if not lab._load() or not lab.running:
+            raise VmlabError(f"no lab {name} is up: start it with './vmlab up kvm --name {name}'")
+        return lab
+
+    def down(self) -> None:
+        """End the lab: only processes that it started, known by pid and start time."""
+        if not self._load():
+            return
+        for key in ("switch", "qemu"):
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if not self._signal(key, number):
+                    break
+                deadline = time.monotonic() + 5
+                while self._alive(key) and time.monotonic() < deadline:
+                    if self._child:
+                        self._child.poll()
+                    time.sleep(0.02)
+        if self._child:
+            self._child.wait()
+        (self.directory / "state.json").unlink(missing_ok=True)
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    def __enter__(self) -> "Lab":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.down()
+
+    @property
+    def running(self) -> bool:
+        """Whether the lab's switch, and so its outer machine, is alive."""
+        return self._alive("switch")
+
+    # Guests
+
+    @property
+    def guests(self) -> dict[str, Guest]:
+        """All guests by name, in the order of their making."""
+        self._load()
+        for name, values in self._state.get("guests", {}).items():
+            if name not in self._guests:
+                self._guests[name] = Guest(self, GuestSpec(**values))
+        return dict(self._guests)
+
+    def guest(self, name: str) -> Guest:
+        """The guest called ``name``. Raises VmlabError when there is none."""
+        found = self.guests.get(name)
+        if found is None:
+            have = ", ".join(["host", *self.guests])
+            raise VmlabError(f"lab {self.name} has no machine {name!r}: it has {have}")
+        return found
+
+    def machine(self, name: str) -> Host | Guest:
+        """The host or a guest by name."""
+        return self.host if name == "host" else self.guest(name)
+
+    def add_guest(self, name: str | None = None, *, boot: bool = True, **options: Any) -> Guest:
+        """Define one more guest and boot it.
+
+        ``options`` are fields of GuestSpec (kernel, machine, memory, cpus, mtu,
+        bridge, vlan, subnet, modules, root_ports, extra_args, extra_append);
+        what is left out is as given to Lab.up().
+        """
+        with self._locked():
+            self._load()
+            guests = self._state["guests"]
+            index = 1 + max((values["index"] for values in guests.values()), default=0)
+            name = paths.check_name(name or f"g{index}")
+            if name in guests or name == "host":
+                raise VmlabError(f"lab {self.name} has a machine {name} already")
+            if index > 200:
+                raise VmlabError("a lab has at most 200 guests")
+            try:
+                spec = GuestSpec(name=name, index=index, **(self._state["defaults"] | options))
+            except TypeError as error:
+                raise VmlabError(f"add_guest: {error}") from error
+            guests[name] = asdict(spec)
+            self._save()
+        guest = self.guest(name)
+        if boot:
+            guest.start()
+        return guest
+
+    # Evidence
+
+    def console_files(self) -> dict[str, Path]:
+        """Console of every machine, by the machine's name."""
+        return {name: self.directory / name / "console.log" for name in ["host", *self.guests]}
+
+    # State
+
+    def _boot_host(self, kernel: kernels.Kernel, memory: int, accelerator: str, defaults: dict[str, Any], bound: bool) -> None:
+        host_dir = self.directory / "host"
+        host_dir.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+        self.run_dir = paths.runtime_dir(self.name)
+        for old in [*self.directory.glob("*/console.log"), *self.directory.glob("*/qemu.log")]:
+            old.unlink()
+        initramfs = kernels.build_initramfs(kernel)
+        modules = kernels.stage_modules(kernel, None, "plain")
+        command = qemu.outer_command(
+            self.name, kernel.image, initramfs, modules, self.directory, self.run_dir, memory, accelerator
+        )
+        (self.directory / "switch.json").write_text(json.dumps({"command": command, "run_dir": str(self.run_dir)}, indent=1))
+        environ = dict(os.environ, PYTHONPATH=str(paths.LAB_SOURCE))
+        if bound:
+            environ["VMLAB_PDEATHSIG"] = str(os.getpid())
+        (self.directory / "qemu.pid").unlink(missing_ok=True)
+        with open(self.directory / "switch.log", "wb") as log:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "vmlab.switch", str(self.directory)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ,
+                start_new_session=True, cwd="/",
+            )  # fmt: skip
+        self._child = child
+        deadline = time.monotonic() + 15
+        while not self.switch_socket.exists():
+            if child.poll() is not None or time.monotonic() > deadline:
+                child.kill()
+                child.wait()
+                text = (host_dir / "qemu.log").read_text() + (self.directory / "switch.log").read_text()
+                raise LabFailed(f"the outer machine did not start: {text.strip()[-800:] or 'no message'}")
+            time.sleep(0.02)
+        qemu_pid = int((self.directory / "qemu.pid").read_text())
+        self._state = {
+            "name": self.name,
+            "accelerator": accelerator,
+            "memory": memory,
+            "host_kernel": kernel.release,
+            "switch": [child.pid, start_time(child.pid)],
+            "qemu": [qemu_pid, start_time(qemu_pid)],
+            "defaults": defaults,
+            "guests": {},
+        }
+        self._save()
+
+    def _alive(self, key: str) -> bool:
+        pid, started = self._state.get(key, (0, None))
+        return started is not None and start_time(pid) == started
+
+    def _signal(self, key: str, number: int) -> bool:
+        """Signal one of our processes if it is still the one that we started."""
+        if not self._alive(key):
+            return False
+        try:
+            os.kill(self._state[key][0], number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with open(self.directory / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _load(self) -> bool:
+        try:
+            self._state = json.loads((self.directory / "state.json").read_text())
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _save(self) -> None:
+        fresh = self.directory / "state.json.new"
+        fresh.write_text(json.dumps(self._state, indent=1) + "\n")
+        fresh.rename(self.directory / "state.json")
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What state.json holds: acceleration, kernels, processes, guests."""
+        self._load()
+        return self._state
+
+    def info(self) -> dict[str, Any]:
+        """What './vmlab status' tells."""
+        state = self.state
+        sources = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
+        return {
+            "name": self.name,
+            "running": self.running,
+            "accelerator": state["accelerator"],
+            "host_kernel": state["host_kernel"],
+            "memory": state["memory"],
+            "host_clocksource": self.host.run(["cat", sources]).out.strip(),
+            "guests": [guest.info() for guest in self.guests.values()],
+        }

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: GPL-2.0
+"""QEMU command lines: the outer machine's, and the inner ones'."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .errors import VmlabError
+from .paths import REPO
+
+PROGRAM = "qemu-system-x86_64"
+MACHINES = ("pc", "q35")
+ROOT_PORTS = 8
+QEMU_UID = 64055
+"""User of the inner QEMUs inside the host (the number that Debian's libvirt uses)."""
+
+# AVX and XSAVE under TCG went with rare crashes of programs; rep movsb is
+# emulated byte by byte, so erms and fsrm must not invite it.
+TCG_CPU = "max,-erms,-fsrm,-rdtscp,-xsave,-avx,-avx2"
+
+GUEST_DIR = "/run/vmlab"
+
+
+@dataclass
+class GuestSpec:
+    """What defines an inner machine. Sizes in MiB."""
+
+    name: str
+    index: int
+    kernel: str = "6.1"
+    machine: str = "pc"
+    memory: int = 512
+    cpus: int = 2
+    mtu: int = 1500
+    bridge: str = "br0"
+    vlan: int | None = None
+    subnet: int = 0
+    modules: str | None = None
+    root_ports: int = ROOT_PORTS
+    """Hotplug ports of a q35 machine, rp1 and up."""
+    extra_args: list[str] = field(default_factory=list)
+    extra_append: str = ""
+
+    @property
+    def mac(self) -> str:
+        """The Ethernet address of eth0."""
+        return f"52:54:00:77:{self.subnet:02x}:{self.index:02x}"
+
+    @property
+    def ip(self) -> str:
+        """The IPv4 address of eth0."""
+        return f"10.77.{self.subnet}.{10 + self.index}"
+
+    @property
+    def ip6(self) -> str:
+        """The IPv6 address of eth0."""
+        return f"fd77:0:0:{self.subnet:x}::{10 + self.index}" if self.subnet else f"fd77::{10 + self.index}"
+
+    @property
+    def uuid(self) -> str:
+        """The same at each start, as a management program would have it."""
+        return f"77770000-0000-4000-8000-{self.subnet:04x}{self.index:08x}"
+
+    @property
+    def tap(self) -> str:
+        """Name of the tap device in the host."""
+        return f"tap-{self.name}"[:15]
+
+    @property
+    def directory(self) -> str:
+        """Working directory inside the host."""
+        return f"{GUEST_DIR}/{self.name}"
+
+
+def append_line(settings: dict[str, object], extra: str) -> str:
+    """A kernel command line; ``settings`` reach /init as vmlab.KEY=VALUE."""
+    words = [f"vmlab.{key}={value}" for key, value in settings.items() if value not in (None, "")]
+    if any(" " in word for word in words):
+        raise VmlabError("the checkout's path has a space: move it, the lab cannot use it there")
+    base = "console=ttyS0 loglevel=5 panic_on_oops=1 panic=1 rcupdate.rcu_cpu_stall_timeout=60 watchdog_thresh=30"
+    return " ".join([base, *words, extra]).strip()
+
+
+def outer_command(
+    name: str, kernel: Path, initramfs: Path, modules: Path, lab_dir: Path, run_dir: Path,
+    memory: int, accel: str,
+) -> list[str]:
+    """The outer machine: a host in which KVM and vhost-net work."""
+    if accel == "kvm":
+        cpu = ["-accel", "kvm", "-cpu", "host"]
+    else:
+        cpu = ["-accel", "tcg,thread=multi", "-cpu", TCG_CPU]
+    settings: dict[str, object] = {"role": "host", "name": "host", "repo": REPO, "modules": modules}
+    return [
+        PROGRAM, "-name", f"vmlab-{name}", "-nodefaults", "-no-user-config", "-display", "none",
+        "-no-reboot", *cpu, "-smp", "2", "-m", str(memory),
+        "-kernel", str(kernel), "-initrd", str(initramfs),
+        "-append", append_line(settings, "tsc=reliable mitigations=off"),
+        "-chardev", f"socket,id=con,path={run_dir}/console.sock,server=on,wait=off,"
+        f"logfile={lab_dir}/host/console.log,logappend=on",
+        "-serial", "chardev:con",
+        "-qmp", f"unix:{run_dir}/qmp.sock,server=on,wait=off",
+        "-device", "virtio-serial-pci",
+        "-chardev", f"socket,id=agent,path={run_dir}/agent.sock,server=on,wait=off",
+        "-device", "virtserialport,chardev=agent,name=vmlab.agent",
+        "-virtfs", "local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap",
+        "-virtfs", f"local,path={REPO},mount_tag=repo,security_model=none,readonly=on,multidevs=remap",
+        "-virtfs", f"local,path={lab_dir},mount_tag=lab,security_model=none,multidevs=remap",
+    ]  # fmt: skip
+
+
+def guest_command(spec: GuestSpec, kernel: Path, initramfs: Path, modules: Path) -> list[str]:
+    """An inner machine's QEMU, to be run inside the host."""
+    if spec.machine not in MACHINES:
+        raise VmlabError(f"no machine {spec.machine!r}: choose one of {', '.join(MACHINES)}")
+    here = spec.directory
+    settings: dict[str, object] = {
+        "role": "guest", "name": spec.name, "repo": REPO, "modules": modules, "mtu": spec.mtu,
+        "net": f"{spec.ip}/24,{spec.ip6}/64", "gw": f"10.77.{spec.subnet}.1",
+    }  # fmt: skip
+    # A single possible CPU would make TCG leave out memory barriers.
+    smp = str(spec.cpus) if spec.cpus > 1 else "1,maxcpus=2"
+    outside = "/run/vmlab/outside"
+    command = [
+        PROGRAM, "-name", spec.name, "-uuid", spec.uuid,
+        "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+        "-machine", spec.machine, "-accel", "kvm", "-cpu", "host", "-smp", smp, "-m", str(spec.memory),
+        # By way of the root mount, which is cached, unlike the checkout's.
+        "-kernel", f"{outside}{kernel}", "-initrd", f"{outside}{initramfs}",
+        "-append", append_line(settings, spec.extra_append),
+        "-add-fd", "fd=9,set=1",
+        "-chardev", "socket,id=con,path=console.sock,server=on,wait=off,logfile=/dev/fdset/1,logappend=on",
+        "-serial", "chardev:con",
+        "-qmp", f"unix:{here}/lab-qmp.sock,server=on,wait=off",
+        "-qmp", f"unix:{here}/qmp.sock,server=on,wait=off",
+        "-device", "virtio-serial-pci",
+        "-chardev", f"socket,id=agent,path={here}/agent.sock,server=on,wait=off",
+        "-device", "virtserialport,chardev=agent,name=vmlab.agent",
+        "-virtfs", f"local,path={outside},mount_tag=root,security_model=none,readonly=on,multidevs=remap",
+        "-virtfs", f"local,path={REPO},mount_tag=repo,security_model=none,readonly=on,multidevs=remap",
+        "-netdev", f"tap,id=net0,ifname={spec.tap},script=no,downscript=no,vhost=on",
+        "-device", f"virtio-net-pci,netdev=net0,mac={spec.mac},romfile=",
+    ]  # fmt: skip
+    if spec.machine == "q35":
+        for n in range(1, spec.root_ports + 1):
+            # A plain port would leave the shared memory's BAR unassigned.
+            port = f"pcie-root-port,id=rp{n},bus=pcie.0,chassis={n},slot={n},pref64-reserve=64M"
+            command += ["-device", port]
+    return command + spec.extra_args

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: GPL-2.0
+"""QMP commands to an inner QEMU, whose socket is inside the host."""
+
+import asyncio
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+from qemu.qmp import QMPClient
+from qemu.qmp.error import QMPError
+
+from .errors import GuestFailed
+from .process import Stream
+from .protocol import OPEN_CONNECT, Frame
+
+if TYPE_CHECKING:
+    from .machine import Guest
+
+
+def _relay(stream: Stream, ours: socket.socket) -> None:
+    """Carry bytes between a local socket and one inside the host."""
+
+    def outward() -> None:
+        try:
+            while data := ours.recv(65536):
+                stream.write(data)
+        except OSError:
+            pass
+        stream.close()
+
+    threading.Thread(target=outward, daemon=True).start()
+    while True:
+        kind, payload = stream.read()
+        if kind == Frame.OUT:
+            stream.grant(len(payload))
+            try:
+                ours.sendall(payload)
+            except OSError:
+                break
+        elif kind in (Frame.EXIT, Frame.ERROR):
+            break
+    # Wakes both the reader at the other end and our own thread.
+    try:
+        ours.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+
+
+def execute(guest: "Guest", command: str, arguments: dict[str, Any], timeout: float) -> Any:
+    """Run one command on the lab's QMP socket of ``guest``.
+
+    Raises GuestFailed when QEMU refuses it or does not answer in time.
+    """
+    stream = guest.lab.host.stream()
+    stream.open([guest.lab_qmp_socket], "/", {}, OPEN_CONNECT)
+    theirs, ours = socket.socketpair()
+    relay = threading.Thread(target=_relay, args=(stream, ours), daemon=True)
+    relay.start()
+
+    async def talk() -> Any:
+        client = QMPClient(guest.name)
+        await client.connect(theirs)
+        try:
+            return await client.execute(command, arguments)
+        finally:
+            await client.disconnect()
+
+    async def bounded() -> Any:
+        return await asyncio.wait_for(talk(), timeout)
+
+    try:
+        return asyncio.run(bounded())
+    except (QMPError, TimeoutError, OSError) as error:
+        raise GuestFailed(f"{guest.name}: QMP {command}: {error or 'no answer'}") from error
+    finally:
+        theirs.close()
+        relay.join(2)
+        ours.close()
