@@ -148,30 +148,34 @@ class Guest(Machine):
         # The console's file is on the outside, where it outlives everything;
         # it is opened here as QEMU's user may not write there.
         script = f"""#!/bin/sh
-mkdir -p {spec.directory} && cd {spec.directory} && rm -f *.sock qemu.pid && chown {QEMU_UID}:{QEMU_UID} .
-ip link del {spec.tap} 2>/dev/null
-set -e
-ip tuntap add dev {spec.tap} mode tap user {QEMU_UID} vnet_hdr
-echo 1 >/proc/sys/net/ipv6/conf/{spec.tap}/disable_ipv6
-ip link set {spec.tap} master {spec.bridge} mtu {spec.mtu} up
-{vlan}
-exec 9>>{inside}/console.log
-rm -f {inside}/status
-(
+# Starts guest {spec.name} inside the host.
+cd {spec.directory}
+if [ "${{1-}}" = run ]; then
     trap '' HUP
     setpriv --reuid={QEMU_UID} --regid={QEMU_UID} --clear-groups \\
         --inh-caps=+dac_read_search --ambient-caps=+dac_read_search \\
         sh -c 'echo $$ >qemu.pid; exec "$@"' sh \\
-        {shlex.join(command)} >{inside}/qemu.log 2>&1 </dev/null &
-    wait $! && status=0 || status=$?
-    echo $status >{inside}/status
+        {shlex.join(command)} >{inside}/qemu.log 2>&1
+    echo $? >{inside}/status
     ip link del {spec.tap}
-) >/dev/null 2>&1 9>&9 &
-exec 9>&-
+    exit
+fi
+ip link del {spec.tap} 2>/dev/null
+set -e
+rm -f *.sock qemu.pid {inside}/status
+chown {QEMU_UID}:{QEMU_UID} .
+ip tuntap add dev {spec.tap} mode tap user {QEMU_UID} vnet_hdr
+echo 1 >/proc/sys/net/ipv6/conf/{spec.tap}/disable_ipv6
+ip link set {spec.tap} master {spec.bridge} mtu {spec.mtu} up
+{vlan}
+setsid -f sh {inside}/start.sh run 9>>{inside}/console.log >/dev/null 2>&1 </dev/null
 tries=0
 until [ -S agent.sock ] && [ -S qmp.sock ]; do
     tries=$((tries + 1))
-    [ $tries -lt 1500 ] && ! [ -e {inside}/status ] || {{ cat {inside}/qemu.log >&2; exit 1; }}
+    if [ $tries -gt 3000 ] || [ -e {inside}/status ]; then
+        cat {inside}/qemu.log >&2
+        exit 1
+    fi
     sleep 0.01
 done
 """
@@ -179,7 +183,7 @@ done
         with open(here / "console.log", "ab") as console:
             console.write(b"vmlab: start\n")
         try:
-            self.lab.host.run(["setsid", "sh", f"{inside}/start.sh"], timeout=60)
+            self.lab.host.run(f"mkdir -p {spec.directory} && sh {inside}/start.sh", timeout=60)
         except CommandFailed as error:
             raise GuestFailed(f"{self.name}: its QEMU did not start: {error}") from error
         if wait:
