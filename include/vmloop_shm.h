@@ -119,8 +119,8 @@ struct vmloop_shm_lane {
  * @features: VMLOOP_F_* that this side offers
  * @max_record: largest payload in bytes that this side accepts in a record
  * @lanes: number of entries of @lane that this side uses, 1 to VMLOOP_SHM_LANES
- * @incarnation: random; a side that starts anew in the same region picks
- *	another, so that the other knows its old positions mean nothing
+ * @incarnation: control regions only: chosen at random by the guest each time
+ *	it begins, echoed by the agent once its own positions are zero again
  * @lane: the lanes
  */
 struct vmloop_shm_side {
