@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: GPL-2.0
+#
+# Makefile - everything that one does with this tree; `make help` lists it.
+# What is built goes to out/, what is downloaded to .cache/.
+
+# Kernel releases to build modules for
+KERNELS ?= $(shell scripts/kernel-releases)
+# Processes that a build may use
+JOBS ?= 2
+
+export JOBS
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+##@ Build
+
+.PHONY: all
+all: modules host ## Build everything
+
+.PHONY: deps
+deps: ## Install the Debian packages that are missing
+	@scripts/install-deps
+
+.PHONY: modules
+modules: deps ## Build the kernel modules for each of KERNELS
+	@scripts/build-modules $(KERNELS)
+
+.PHONY: host
+host: deps ## Build vmloopd (the agent) and vmloop (the command) into out/bin
+	@scripts/build-host
+
+.PHONY: debug-kernel
+debug-kernel: deps ## Build a kernel with KASAN, lockdep and kmemleak for the lab
+	@./vmlab kernel build debug
+
+.PHONY: deb
+deb: ## Build Debian packages into out/deb
+	@scripts/install-deps scripts/deps.txt scripts/deps-deb.txt
+	@scripts/build-deb
+
+##@ Test
+
+.PHONY: check
+check: deps ## Format, lint, unit tests: under 3 minutes, boots nothing
+	@KERNELS="$(KERNELS)" scripts/run-tests check
+
+.PHONY: test
+test: deps ## Everything: check, the ring's long tests, and guests in the lab
+	@KERNELS="$(KERNELS)" scripts/run-tests check ring guest
+
+.PHONY: test-ring
+test-ring: deps ## Stress, sanitizers, mutants and a minute of fuzzing for the ring
+	@scripts/run-tests ring
+
+.PHONY: test-debug
+test-debug: debug-kernel host ## The guest tests on the debug kernel
+	@KERNELS="$(KERNELS)" scripts/run-tests debug
+
+.PHONY: check-dkms
+check-dkms: ## Build the modules by DKMS, in a tree of its own
+	@scripts/install-deps scripts/deps.txt scripts/deps-deb.txt
+	@scripts/check-dkms $(KERNELS)
+
+##@ Use
+
+.PHONY: demo
+demo: modules host ## Two guests talk, with vmloop and without
+	@./vmlab demo
+
+.PHONY: bench-ring
+bench-ring: deps ## The ring between two cores, against memcpy
+	@$(MAKE) -s -C bench/ring run
+
+##@ Clean
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf out/build out/modules out/bin out/ring out/test out/deb out/dkms out/layout
+	rm -rf host/target
+
+.PHONY: distclean
+distclean: ## Remove everything that is not in git's care
+	rm -rf out .cache host/target
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.PHONY: help
+help: ## This list
+	@echo "usage: make [KERNELS=\"RELEASE...\"] [JOBS=$(JOBS)] TARGET..."
+	@awk -F ':.*## ' ' \
+		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 } \
+	' $(MAKEFILE_LIST)
+	@echo
+	@echo "KERNELS is $(or $(KERNELS),empty: no headers are installed)"
