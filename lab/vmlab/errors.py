@@ -20,3 +20,11 @@ class GuestFailed(VmlabError):
 
 class CommandFailed(VmlabError):
     """A command in a machine ended with another status than 0, or too late."""
+
+
+class CommandTimeout(CommandFailed):
+    """A command still runs at its deadline, in a machine that is well."""
+
+
+class ConsoleFailed(GuestFailed):
+    """A guest's console shows what no kernel should print."""

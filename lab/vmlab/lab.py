@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Any
 
 from . import accel, kernels, paths, qemu
-from .errors import GuestFailed, LabFailed, VmlabError
+from .console import ConsoleWatch, Finding
+from .errors import CommandFailed, ConsoleFailed, GuestFailed, LabFailed, VmlabError
 from .machine import Guest, Host
 from .qemu import GuestSpec
 
@@ -54,6 +55,7 @@ class Lab:
         self.host = Host(self)
         self._guests: dict[str, Guest] = {}
         self._child: subprocess.Popen[bytes] | None = None
+        self.watch = ConsoleWatch()
 
     # Life of a lab
 
@@ -114,6 +116,7 @@ class Lab:
         lab = cls(name)
         if not lab._load() or not lab.running:
             raise VmlabError(f"no lab {name} is up: start it with './vmlab up kvm --name {name}'")
+        lab.watch.read_new(lab.console_files())  # what was before is not ours
         return lab
 
     def down(self) -> None:
@@ -180,7 +183,7 @@ class Lab:
             guests = self._state["guests"]
             index = 1 + max((values["index"] for values in guests.values()), default=0)
             name = paths.check_name(name or f"g{index}")
-            if name in guests or name == "host":
+            if name in guests or name in ("host", "evidence"):
                 raise VmlabError(f"lab {self.name} has a machine {name} already")
             if index > 200:
                 raise VmlabError("a lab has at most 200 guests")
@@ -195,11 +198,59 @@ class Lab:
             guest.start()
         return guest
 
+    def remove_guest(self, name: str) -> None:
+        """Kill a guest and forget it; its logs stay until the lab's next boot."""
+        self.guest(name).kill()
+        with self._locked():
+            self._load()
+            del self._state["guests"][name]
+            self._save()
+        del self._guests[name]
+
     # Evidence
 
     def console_files(self) -> dict[str, Path]:
         """Console of every machine, by the machine's name."""
         return {name: self.directory / name / "console.log" for name in ["host", *self.guests]}
+
+    def findings(self) -> list[Finding]:
+        """What the kernels' own checks printed on any console since the last call."""
+        return self.watch.check(self.console_files())
+
+    def check_consoles(self) -> None:
+        """Raise if a console shows a BUG, WARNING, lockdep report, stall or the like.
+
+        ConsoleFailed (a GuestFailed) when a guest printed it, LabFailed when
+        only the host did. Each line is reported once.
+        """
+        found = self.findings()
+        guests = [str(one) for one in found if one.machine != "host"]
+        if guests:
+            raise ConsoleFailed("a guest's kernel complains:\n" + "\n".join(guests[:20]))
+        if found:
+            raise LabFailed("the host's kernel complains:\n" + "\n".join(map(str, found[:20])))
+
+    def keep_evidence(self, test: str) -> Path:
+        """Copy consoles, QEMU and QMP logs and each machine's dmesg for ``test``."""
+        name = "".join(c if c.isalnum() or c in "-_." else "_" for c in test)[-150:]
+        target = self.directory / "evidence" / name
+        shutil.rmtree(target, ignore_errors=True)
+        host_answers = self.running and self.host.answers(10)
+        for machine in ["host", *self.guests]:
+            (target / machine).mkdir(parents=True)
+            for log in (self.directory / machine).glob("*"):
+                if log.is_file():
+                    shutil.copy2(log, target / machine / log.name)
+            if not host_answers:
+                continue
+            try:
+                if machine == "host" or self.guest(machine).answers(5):
+                    with self.machine(machine).popen(["dmesg"]) as process:
+                        text = process.wait(10).out
+                    (target / machine / "dmesg.txt").write_text(text)
+            except (CommandFailed, GuestFailed, LabFailed) as error:
+                (target / machine / "dmesg.txt").write_text(f"not to be had: {error}\n")
+        return target
 
     # State
 
@@ -208,8 +259,10 @@ class Lab:
         host_dir.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.run_dir, ignore_errors=True)
         self.run_dir = paths.runtime_dir(self.name)
-        for old in [*self.directory.glob("*/console.log"), *self.directory.glob("*/qemu.log")]:
-            old.unlink()
+        for old in self.directory.iterdir():
+            if old.is_dir() and old.name != "evidence":
+                shutil.rmtree(old)
+        host_dir.mkdir()
         initramfs = kernels.build_initramfs(kernel)
         modules = kernels.stage_modules(kernel, None, "plain")
         command = qemu.outer_command(

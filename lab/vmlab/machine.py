@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import kernels, paths
-from .errors import CommandFailed, GuestFailed, VmlabError
+from .errors import CommandFailed, CommandTimeout, GuestFailed, LabFailed, VmlabError
 from .process import Process, Result, Stream, environment, shell_argv
 from .qemu import QEMU_UID, GuestSpec, guest_command
 
 if TYPE_CHECKING:
     from .lab import Lab
+
+
+ANSWER_SECONDS = 20.0
 
 
 class Machine:
@@ -58,12 +61,33 @@ class Machine:
             if stdin:
                 process.write(stdin)
             process.close_stdin()
-            result = process.wait(timeout)
+            try:
+                result = process.wait(timeout)
+            except CommandTimeout:
+                self.check_alive()
+                raise
         if check and result.code:
             text = (result.err or result.out).strip()[-1000:]
             shown = command if isinstance(command, str) else shlex.join(map(str, command))
             raise CommandFailed(f"{self.name}: {shown!r} ended with status {result.code}: {text}")
         return result
+
+    def answers(self, timeout: float = ANSWER_SECONDS) -> bool:
+        """Whether this machine's agent can still run something within ``timeout`` s."""
+        try:
+            with self.popen(["true"]) as process:
+                process.wait(timeout)
+        except VmlabError:
+            return False
+        return True
+
+    def check_alive(self) -> None:
+        """Find out whose fault a silence is: raises LabFailed or GuestFailed."""
+        host = self.lab.host
+        if not host.answers():
+            raise LabFailed(f"the host of lab {self.lab.name} does not answer: see {self.lab.directory}/host/console.log")
+        if self is not host and not self.answers():
+            raise GuestFailed(f"{self.name} does not answer: see {self.lab.directory}/{self.name}/console.log")
 
     def console_text(self) -> str:
         """All that this machine's console printed since it last started anew."""
@@ -168,7 +192,7 @@ ip tuntap add dev {spec.tap} mode tap user {QEMU_UID} vnet_hdr
 echo 1 >/proc/sys/net/ipv6/conf/{spec.tap}/disable_ipv6
 ip link set {spec.tap} master {spec.bridge} mtu {spec.mtu} up
 {vlan}
-setsid -f sh {inside}/start.sh run 9>>{inside}/console.log >/dev/null 2>&1 </dev/null
+setsid -f sh {inside}/start.sh run 8>>{inside}/qmp.log 9>>{inside}/console.log >/dev/null 2>&1 </dev/null
 tries=0
 until [ -S agent.sock ] && [ -S qmp.sock ]; do
     tries=$((tries + 1))
@@ -192,8 +216,10 @@ done
     def wait_booted(self, timeout: float = 120) -> None:
         """Wait until the guest's agent answers. Raises GuestFailed when it does not."""
         try:
-            self.run(["true"], timeout=timeout)
+            with self.popen(["true"]) as process:
+                process.wait(timeout)
         except CommandFailed as error:
+            self.lab.host.check_alive()
             tail = "\n".join(self.console_text().splitlines()[-5:])
             raise GuestFailed(f"{self.name} did not boot within {timeout:.0f} s; its console ends with:\n{tail}") from error
 
@@ -233,6 +259,16 @@ done
         while self.running or self.exit_status is None:
             if time.monotonic() > deadline:
                 raise GuestFailed(f"{self.name}: its QEMU outlived SIGKILL")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End its QEMU without asking the guest, but let QEMU clean up."""
+        if self.running:
+            self.qmp("quit")
+        deadline = time.monotonic() + 20
+        while self.running or self.exit_status is None:
+            if time.monotonic() > deadline:
+                raise GuestFailed(f"{self.name}: its QEMU did not quit")
             time.sleep(0.05)
 
     def qmp(self, command: str, arguments: dict[str, Any] | None = None, timeout: float = 20) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import CommandFailed, GuestFailed, LabFailed, VmlabError
+from .errors import CommandFailed, CommandTimeout, GuestFailed, LabFailed, VmlabError
 from .protocol import (
     CHUNK,
     GUEST_GONE,
@@ -237,7 +237,7 @@ class Process:
         """Wait for its end. It runs on when CommandFailed says "still runs"."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._code is not None or self._failure, timeout):
-                raise CommandFailed(f"{self.machine}: {' '.join(self.argv)} still runs after {timeout} s")
+                raise CommandTimeout(f"{self.machine}: {' '.join(self.argv)} still runs after {timeout} s")
             if self._failure:
                 raise self._failure
             assert self._code is not None

@@ -131,7 +131,10 @@ def guest_command(spec: GuestSpec, kernel: Path, initramfs: Path, modules: Path)
         "-chardev", "socket,id=con,path=console.sock,server=on,wait=off,logfile=/dev/fdset/1,logappend=on",
         "-serial", "chardev:con",
         "-qmp", f"unix:{here}/lab-qmp.sock,server=on,wait=off",
-        "-qmp", f"unix:{here}/qmp.sock,server=on,wait=off",
+        # What QEMU tells the host's agent is evidence.
+        "-add-fd", "fd=8,set=2",
+        "-chardev", f"socket,id=qmp,path={here}/qmp.sock,server=on,wait=off,logfile=/dev/fdset/2,logappend=on",
+        "-mon", "chardev=qmp,mode=control",
         "-device", "virtio-serial-pci",
         "-chardev", f"socket,id=agent,path={here}/agent.sock,server=on,wait=off",
         "-device", "virtserialport,chardev=agent,name=vmlab.agent",

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The console watch: what no machine may print while a test runs.
+
+Every message that a kernel's own checks print is found here, on the host's
+console and on each guest's, and belongs to the test during which it appeared.
+"""
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+DETECTORS: dict[str, str] = {
+    "panic": r"Kernel panic - not syncing",
+    "oops": r"\bOops: |general protection fault|unable to handle (kernel|page fault)|double fault:",
+    "bug": r"\bBUG: |kernel BUG at |\bBUG at ",
+    "warning": r"\bWARNING: ",
+    "kasan": r"\bKASAN: ",
+    "kfence": r"BUG: KFENCE: ",
+    "ubsan": r"\bUBSAN: ",
+    "lockdep": r"possible (circular|recursive|irq lock inversion)|inconsistent lock state|"
+    r"possible (deadlock|invalid wait context)|held lock freed|bad unlock balance|INVALID wait context|"
+    r"lock held when returning to user space|suspicious RCU usage|DEBUG_LOCKS_WARN_ON",
+    "atomic-sleep": r"sleeping function called from invalid context|scheduling while atomic",
+    "rcu-stall": r"rcu: INFO: \w+ (self-)?detected (expedited )?stalls?|rcu_\w+ kthread (starved|timer wakeup)",
+    "soft-lockup": r"soft lockup",
+    "hard-lockup": r"hard LOCKUP",
+    "hung-task": r"blocked for more than \d+ seconds",
+    "kmemleak": r"kmemleak: \d+ new suspected memory leaks",
+    "list-debug": r"list_(add|del) corruption",
+    "refcount": r"refcount_t: ",
+    "use-after-free": r"use-after-free|slab-out-of-bounds|Object (already free|padding overwritten)|Poison overwritten",
+    "workqueue": r"workqueue lockup",
+    "netdev-watchdog": r"NETDEV WATCHDOG: ",
+    "netdev-refs": r"unregister_netdevice: waiting for .* to become free",
+    "out-of-memory": r"Out of memory: |invoked oom-killer",
+    "page-state": r"Bad page (state|map)|Bad rss-counter state",
+    "call-trace": r"\bCall Trace:",
+}
+"""Name of each detector, and the expression that finds it in a line."""
+
+_ALL = re.compile("|".join(f"(?P<d{n}>{text})" for n, text in enumerate(DETECTORS.values())))
+_NAMES = list(DETECTORS)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One suspicious line of a console."""
+
+    machine: str
+    detector: str
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.machine}: [{self.detector}] {self.line}"
+
+
+def scan(machine: str, text: str) -> list[Finding]:
+    """The findings in a piece of a console's text."""
+    findings = []
+    for line in text.splitlines():
+        found = _ALL.search(line)
+        if found and found.lastgroup:
+            # lastgroup is the outermost named group that matched.
+            findings.append(Finding(machine, _NAMES[int(found.lastgroup[1:])], line.strip()))
+    return findings
+
+
+class ConsoleWatch:
+    """Reads each console once, from where it left off.
+
+    ``files`` are console logs by machine name; machines may appear later.
+    """
+
+    def __init__(self) -> None:
+        self._offsets: dict[str, int] = {}
+
+    def read_new(self, files: Mapping[str, Path]) -> dict[str, str]:
+        """What each console printed since the last call."""
+        fresh = {}
+        for machine, path in files.items():
+            offset = self._offsets.get(machine, 0)
+            try:
+                with open(path, "rb") as file:
+                    if file.seek(0, 2) < offset:
+                        offset = 0  # a new lab of the same name
+                    file.seek(offset)
+                    data = file.read()
+            except FileNotFoundError:
+                continue
+            # A line that is still being printed is left for the next time.
+            end = data.rfind(b"\n") + 1
+            self._offsets[machine] = offset + end
+            fresh[machine] = data[:end].decode(errors="replace")
+        return fresh
+
+    def check(self, files: Mapping[str, Path]) -> list[Finding]:
+        """The findings since the last call."""
+        return [one for machine, text in self.read_new(files).items() for one in scan(machine, text)]
+
+
+def wait_for_text(path: Path, pattern: str, timeout: float) -> bool:
+    """Whether ``pattern`` appears in a console's file within ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        if path.exists() and re.search(pattern, path.read_text(errors="replace")):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Fixtures that hand a test a booted lab, and judge the consoles after it.
+
+    @pytest.mark.lab(guests=2, kernel="6.12", machine="q35")
+    def test_ping(lab):
+        lab.guest("g1").run("ping -c 1 g2")
+
+Tests whose marks are equal share one lab, as booting takes half a minute: each
+finds the guests g1 to gN running and no others. What a kernel complains about
+on a console fails the test during which it did so.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from .errors import GuestFailed, LabFailed
+from .lab import Lab
+from .machine import Guest, Host
+
+OPTIONS = {"kernel": "6.1", "machine": "pc", "mtu": 1500}
+"""Options of Lab.up() that have a pytest option --lab-NAME, with their defaults."""
+
+
+class LabPool:
+    """The lab that runs, if any, and the boots that it took."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._lab: Lab | None = None
+        self._options: dict[str, Any] = {}
+        self._base: list[str] = []
+        self._suspects: set[str] = set()
+        self.retries: list[str] = []
+        self.external: str | None = config.getoption("--lab")
+
+    def get(self, options: dict[str, Any]) -> Lab:
+        """A running lab with these options whose guests are all up."""
+        if self.external:
+            if self._lab is None:
+                self._lab = Lab.open(self.external)
+                self._base = list(self._lab.guests)
+        elif self._lab is None or self._options != options or not self._lab.running or not self._lab.host.answers():
+            self.drop()
+            self._lab = self._boot(options)
+            self._options = options
+            self._base = list(self._lab.guests)
+        lab = self._lab
+        for name in [name for name in lab.guests if name not in self._base]:
+            lab.remove_guest(name)
+        for name in self._base:
+            guest = lab.guest(name)
+            if name in self._suspects or (guest.running and not guest.answers()):
+                guest.kill()
+            if not guest.running:
+                guest.start()
+        self._suspects.clear()
+        lab.findings()  # of between the tests: nobody's
+        return lab
+
+    def _boot(self, options: dict[str, Any]) -> Lab:
+        name = f"pytest-{os.getpid()}"
+        try:
+            return Lab.up(name, bound=True, **options)
+        except LabFailed as error:
+            self.retries.append(f"lab boot failed and was repeated: {error}")
+            Lab(name).keep_evidence(f"boot-{len(self.retries)}")
+            return Lab.up(name, bound=True, **options)
+
+    def suspect(self, machines: set[str]) -> None:
+        """Have these machines started anew before the next test."""
+        if "host" in machines and not self.external:
+            self.drop()
+        self._suspects |= machines - {"host"}
+
+    def drop(self) -> None:
+        """End the lab."""
+        if self._lab and not self.external:
+            self._lab.down()
+        self._lab = None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("vmlab")
+    group.addoption("--lab", metavar="NAME", help="use the running lab NAME, whatever the tests ask for")
+    for name, default in OPTIONS.items():
+        group.addoption(
+            f"--lab-{name}", default=default, type=type(default), help=f"{name} of tests that do not say"
+        )
+
+
+POOL = pytest.StashKey[LabPool]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "lab(guests=2, kernel=, machine=, mtu=, memory=, guest_memory=, modules=): boots a lab"
+    )
+    config.stash[POOL] = LabPool(config)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what uses a lab, and put tests that can share one side by side."""
+    for item in items:
+        if "lab" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("lab"):
+            item.add_marker(pytest.mark.lab)
+
+    def shared(item: pytest.Item) -> str:
+        mark = item.get_closest_marker("lab")
+        return repr(sorted(mark.kwargs.items())) if mark else ""
+
+    first = {key: n for n, key in reversed(list(enumerate(map(shared, items))))}
+    items.sort(key=lambda item: first[shared(item)])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    if call.when == "call":
+        item.stash[FAILED] = report.failed  # type: ignore[attr-defined]
+    return report
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.fixture
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """A booted lab, with the options of the test's ``lab`` mark."""
+    pool = request.config.stash[POOL]
+    options: dict[str, Any] = {"guests": 2}
+    options |= {name: request.config.getoption(f"--lab-{name}") for name in OPTIONS}
+    for mark in reversed(list(request.node.iter_markers("lab"))):
+        options |= mark.kwargs
+    lab = pool.get(options)
+    yield lab
+    found = lab.findings()
+    if found or request.node.stash.get(FAILED, True):
+        where = lab.keep_evidence(request.node.nodeid)
+        request.node.add_report_section("teardown", "vmlab", f"evidence is in {where}")
+    if found:
+        pool.suspect({one.machine for one in found})
+        text = "\n".join(map(str, found[:20]))
+        guests = any(one.machine != "host" for one in found)
+        error = GuestFailed if guests else LabFailed
+        raise error(f"during this test a kernel complained (evidence in {where}):\n{text}")
+    if not lab.running:
+        raise LabFailed(f"the outer machine ended during this test (evidence in {lab.directory})")
+
+
+@pytest.fixture
+def host(lab: Lab) -> Host:
+    """The lab's host."""
+    return lab.host
+
+
+@pytest.fixture
+def g1(lab: Lab) -> Guest:
+    """The first guest."""
+    return lab.guest("g1")
+
+
+@pytest.fixture
+def g2(lab: Lab) -> Guest:
+    """The second guest."""
+    return lab.guest("g2")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    retries = config.stash[POOL].retries
+    if retries:
+        terminalreporter.section("vmlab")
+        for text in retries:
+            terminalreporter.write_line(text)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    pool = config.stash.get(POOL, None)
+    if pool:
+        pool.drop()
