@@ -87,28 +87,30 @@ struct vmloop_shm_header {
  * @kind: VMLOOP_LANE_*; VMLOOP_LANE_NONE while this side has not opened it
  * @ring_size: bytes of the ring that this side produces, a power of two
  * @ring_offset: where that ring begins, within this side's data
- * @tx_head: bytes that this side has produced so far, modulo 2^32
  * @tx_wake: "ring me when your rx_tail passes this": this side waits for room
- * @rx_tail: bytes of the other side's ring consumed so far, modulo 2^32
  * @rx_wake: "ring me when your tx_head passes this": this side waits for records
+ * @tx_head: bytes that this side has produced so far, modulo 2^32
+ * @rx_tail: bytes of the other side's ring consumed so far, modulo 2^32
  *
  * @kind, @ring_size and @ring_offset are written before @state becomes READY
  * (or, for a lane opened later, before @kind) and never change after that.
- * The fields that change sit in cache lines of their own.
+ * The two positions, which change all the time, have a cache line each. The
+ * two wakes change only when this side is about to wait; among what is constant
+ * they stay in the other side's cache, which looks at them at each publication.
  */
 struct vmloop_shm_lane {
 	__u32 kind;
 	__u32 ring_size;
 	__u64 ring_offset;
-	__u8 pad0[48];
+	__u32 tx_wake;
+	__u32 rx_wake;
+	__u8 pad0[40];
 
 	__u32 tx_head;
-	__u32 tx_wake;
-	__u8 pad1[56];
+	__u8 pad1[60];
 
 	__u32 rx_tail;
-	__u32 rx_wake;
-	__u8 pad2[56];
+	__u8 pad2[60];
 };
 
 /**
@@ -311,7 +313,6 @@ struct vmloop_msg_state {
  * struct vmloop_msg_stats - guest: counters of one channel, since it began
  * @cookie: as in STATS_GET
  * @tag: the channel; 0 ends the answer, its counters are zero
- * @reserved: zero
  * @tx_frames: frames given to the channel
  * @tx_bytes: their bytes
  * @rx_frames: frames received from it
