@@ -9,7 +9,8 @@
 /* Bytes that a record with @size bytes of payload takes in the ring. */
 static u32 record_span(u32 size)
 {
-	return ALIGN(HEADER_SIZE + size, VMLOOP_RECORD_ALIGN);
+	return (HEADER_SIZE + size + VMLOOP_RECORD_ALIGN - 1) &
+	       ~(VMLOOP_RECORD_ALIGN - 1U);
 }
 
 /*
@@ -23,10 +24,12 @@ static bool passed(u32 wake, u32 new, u32 old)
 	return (u32)(new - wake - 1) < (u32)(new - old);
 }
 
-static bool size_is_good(u32 size)
+/* Headers are read and written as one word each, so they must not straddle. */
+static bool ring_is_good(const void *data, u32 size)
 {
 	return size >= VMLOOP_RING_MIN && size <= VMLOOP_RING_MAX &&
-	       is_power_of_2(size);
+	       is_power_of_2(size) &&
+	       (unsigned long)data % VMLOOP_RECORD_ALIGN == 0;
 }
 
 /**
@@ -46,18 +49,18 @@ u32 vmloop_ring_max_record(u32 size)
 /**
  * vmloop_ring_tx_init() - begin to produce into an empty ring
  * @tx: what to initialise
- * @data: the ring
+ * @data: the ring, aligned to VMLOOP_RECORD_ALIGN
  * @size: its bytes, a power of two from VMLOOP_RING_MIN to VMLOOP_RING_MAX
  * @ours: our own lane in the shared region
  * @theirs: the other side's
  *
- * Return: 0, or -EINVAL for a size that is out of range.
+ * Return: 0, or -EINVAL for a size that is out of range or unaligned data.
  */
 int vmloop_ring_tx_init(struct vmloop_ring_tx *tx, void *data, u32 size,
 			struct vmloop_shm_lane *ours,
 			const struct vmloop_shm_lane *theirs)
 {
-	if (!size_is_good(size))
+	if (!ring_is_good(data, size))
 		return -EINVAL;
 
 	*tx = (struct vmloop_ring_tx){
@@ -74,18 +77,18 @@ int vmloop_ring_tx_init(struct vmloop_ring_tx *tx, void *data, u32 size,
 /**
  * vmloop_ring_rx_init() - begin to consume from the start of a ring
  * @rx: what to initialise
- * @data: the ring
+ * @data: the ring, aligned to VMLOOP_RECORD_ALIGN
  * @size: its bytes; checked against the region by the caller
  * @ours: our own lane in the shared region
  * @theirs: the other side's
  *
- * Return: 0, or -EINVAL for a size that is out of range.
+ * Return: 0, or -EINVAL for a size that is out of range or unaligned data.
  */
 int vmloop_ring_rx_init(struct vmloop_ring_rx *rx, const void *data, u32 size,
 			struct vmloop_shm_lane *ours,
 			const struct vmloop_shm_lane *theirs)
 {
-	if (!size_is_good(size))
+	if (!ring_is_good(data, size))
 		return -EINVAL;
 
 	*rx = (struct vmloop_ring_rx){
@@ -198,7 +201,7 @@ bool vmloop_ring_publish(struct vmloop_ring_tx *tx)
 {
 	u32 old = tx->published;
 
-	if (tx->head == old)
+	if (tx->head == old || unlikely(tx->broken))
 		return false;
 
 	tx->published = tx->head;
@@ -213,15 +216,21 @@ bool vmloop_ring_publish(struct vmloop_ring_tx *tx)
  * @size: bytes of payload of the record that did not fit
  *
  * Asks for a quarter of the ring at least, so that a full ring costs one
- * doorbell per quarter, not one per record.
+ * doorbell per quarter, not one per record. What was committed must have been
+ * published: the other side cannot make room by reading what it does not see.
  *
  * Return: true if the caller may wait for the doorbell; false if there is
- * room already (or the ring is broken) and the caller must try again.
+ * room already (or never will be, or the ring is broken) and the caller must
+ * try again, which tells.
  */
 bool vmloop_ring_wait_room(struct vmloop_ring_tx *tx, u32 size)
 {
-	u32 want = tx_span(tx, size);
+	u32 want;
 
+	if (unlikely(size > vmloop_ring_max_record(tx->size)))
+		return false;
+
+	want = tx_span(tx, size);
 	if (want < tx->size / 4)
 		want = tx->size / 4;
 
@@ -251,7 +260,8 @@ static u32 rx_available(struct vmloop_ring_rx *rx)
 		return rx->head - rx->tail;
 
 	head = ring_load_acquire(&rx->theirs->tx_head);	/* pairs with (A) */
-	if (unlikely(head - rx->tail > rx->size ||
+	/* What we have not given back yet cannot have been written again. */
+	if (unlikely(head - rx->tail > rx->size - (rx->tail - rx->published) ||
 		     head % VMLOOP_RECORD_ALIGN)) {
 		rx->broken = true;
 		return 0;
@@ -266,6 +276,9 @@ static u32 rx_available(struct vmloop_ring_rx *rx)
  * @record: set to a private copy of its header, checked
  * @payload: set to its payload, which the other side may change under our
  *	hands: copy it, then check it, then use it
+ *
+ * A record that was not released is looked at anew, and may have become
+ * another one.
  *
  * Return: 1 for a record; 0 for none; -EPROTO once the ring is broken.
  */
@@ -293,10 +306,11 @@ int vmloop_ring_peek(struct vmloop_ring_rx *rx, struct vmloop_shm_record *record
 		record->type = (u16)(word >> 32);
 		record->info = (u16)(word >> 48);
 
-		if (unlikely(record->size > to_end - HEADER_SIZE))
+		/* Nothing larger is ever produced; below, no sum overflows. */
+		if (unlikely(record->size > vmloop_ring_max_record(rx->size)))
 			goto broken;
 		span = record_span(record->size);
-		if (unlikely(span > available))
+		if (unlikely(span > to_end || span > available))
 			goto broken;
 
 		if (record->type != VMLOOP_RECORD_PAD)
@@ -338,7 +352,7 @@ bool vmloop_ring_consume_publish(struct vmloop_ring_rx *rx)
 {
 	u32 old = rx->published;
 
-	if (rx->tail == old)
+	if (rx->tail == old || unlikely(rx->broken))
 		return false;
 
 	rx->published = rx->tail;
@@ -350,6 +364,9 @@ bool vmloop_ring_consume_publish(struct vmloop_ring_rx *rx)
 /**
  * vmloop_ring_sleep() - ask for a doorbell at the next record
  * @rx: the ring, read up to its end
+ *
+ * What was released must have been published: the other side may be waiting
+ * for that room.
  *
  * Return: true if the caller may sleep; false if there is something to read
  * already (or the ring is broken) and the caller must go on.
@@ -369,5 +386,5 @@ bool vmloop_ring_sleep(struct vmloop_ring_rx *rx)
  */
 bool vmloop_ring_ready(struct vmloop_ring_rx *rx)
 {
-	return rx->broken || rx_available(rx) != 0;
+	return rx_available(rx) != 0 || rx->broken;
 }

@@ -10,7 +10,6 @@
 
 #ifdef __KERNEL__
 
-#include <linux/align.h>
 #include <linux/compiler.h>
 #include <linux/errno.h>
 #include <linux/log2.h>
@@ -19,6 +18,7 @@
 
 #define ring_load_once(p)		READ_ONCE(*(p))
 #define ring_store_once(p, v)		WRITE_ONCE(*(p), (v))
+/* Each use in ring.c names its pair; ring.h has the list. */
 #define ring_load_acquire(p)		virt_load_acquire(p)
 #define ring_store_release(p, v)	virt_store_release((p), (v))
 #define ring_mb()			virt_mb()
@@ -41,10 +41,18 @@ typedef uint64_t u64;
 #define ring_store_release(p, v)	__atomic_store_n((p), (v), __ATOMIC_RELEASE)
 #define ring_mb()			__atomic_thread_fence(__ATOMIC_SEQ_CST)
 
-#define ALIGN(x, a)			(((x) + ((a) - 1)) & ~((typeof(x))(a) - 1))
-#define is_power_of_2(x)		((x) != 0 && ((x) & ((x) - 1)) == 0)
 #define unlikely(x)			__builtin_expect(!!(x), 0)
 
+static inline bool is_power_of_2(unsigned long n)
+{
+	return n != 0 && (n & (n - 1)) == 0;
+}
+
+#endif
+
+/* Words of shared memory are read as they lie there. */
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "vmloop's shared memory is little-endian"
 #endif
 
 #endif /* VMLOOP_RING_OS_H */

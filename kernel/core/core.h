@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * core.h - what the files of the core share among themselves.
+ */
+#ifndef VMLOOP_CORE_H
+#define VMLOOP_CORE_H
+
+#include <linux/mutex.h>
+#include <linux/rcupdate.h>
+#include <linux/timer.h>
+
+#include "vmloop.h"
+
+/* How often, and how long, a question to the agent is worth asking. */
+#define VMLOOP_ATTEMPTS		3
+#define VMLOOP_ATTEMPT_TIME	HZ
+
+/* How long a closing channel may take to drain. */
+#define VMLOOP_DRAIN_TIME	(HZ / 5)
+
+/* A peer that consumes nothing for so long is held for dead. */
+#define VMLOOP_STALL_TIME	msecs_to_jiffies(300)
+
+/* Interfaces of peers that one transport's directory may hold. */
+#define VMLOOP_DIRECTORY_MAX	4096
+
+/* Protects all that changes state: transports, peers, channels, paths. */
+extern struct mutex vmloop_mutex;
+extern struct workqueue_struct *vmloop_workqueue;
+
+/**
+ * struct vmloop_peer - another guest that the directory names
+ * @transport: whose directory
+ * @id: its identity
+ * @epoch: which life of it
+ * @name: its name on the host
+ * @tag: channel that the agent made for it, 0 for none
+ * @state: how we stand to it
+ * @reason: VMLOOP_REFUSED_*, with state REFUSED
+ * @attempts: how often we have asked for a channel
+ * @gone: it was taken out of the directory
+ * @wanted: bit 0: a frame for it asked for a channel
+ * @channel: its channel from the link's arrival to its removal
+ * @up: the lane that producers use while the channel is up; RCU
+ * @request: asks the agent
+ * @interfaces: its interfaces
+ * @stats: its counters; they outlive its channels
+ * @list: in the list of all peers
+ * @refs: one for the directory, one for each channel
+ * @rcu: frees it
+ *
+ * All under the core mutex, but @wanted (atomic), @up (RCU) and @stats.
+ */
+struct vmloop_peer {
+	struct vmloop_transport *transport;
+	u64 id;
+	u64 epoch;
+	char name[32];
+	u32 tag;
+	enum vmloop_channel_state state;
+	u32 reason;
+	unsigned int attempts;
+	bool gone;
+	unsigned long wanted;
+	struct vmloop_channel *channel;
+	struct vmloop_lane __rcu *up;
+	struct delayed_work request;
+	struct list_head interfaces;
+	struct vmloop_stats __percpu *stats;
+	struct list_head list;
+	struct kref refs;
+	struct rcu_head rcu;
+};
+
+/**
+ * struct vmloop_channel - the link to one peer
+ * @peer: whom it leads to; holds a reference
+ * @link: its memory and doorbell
+ * @region: the memory, checked
+ * @state: OPENING, UP or CLOSING
+ * @features: VMLOOP_F_* that both sides offer
+ * @broken: the peer broke the protocol; latched, single word
+ * @stalled: the peer does not consume; single word, written by @stall
+ * @stall_tail: the peer's position when the timer was set
+ * @stall: watches over records that are not consumed
+ * @deadline: when draining ends, in jiffies
+ * @idle: reported as idle
+ * @idle_frames: sum of frames when last looked at
+ * @idle_since: when that sum last changed, in jiffies
+ * @lane: lane 0
+ *
+ * Under the core mutex, but for the single words, the timer and the lane.
+ */
+struct vmloop_channel {
+	struct vmloop_peer *peer;
+	struct vmloop_link *link;
+	struct vmloop_region region;
+	enum vmloop_channel_state state;
+	u64 features;
+	bool broken;
+	bool stalled;
+	u32 stall_tail;
+	struct timer_list stall;
+	unsigned long deadline;
+	bool idle;
+	u64 idle_frames;
+	unsigned long idle_since;
+	struct vmloop_lane lane;
+};
+
+/* directory.c */
+extern struct list_head vmloop_peers;
+struct vmloop_peer *vmloop_peer_find(struct vmloop_transport *transport, u64 id);
+struct vmloop_peer *vmloop_peer_find_tag(struct vmloop_transport *transport,
+					 u32 tag);
+void vmloop_peer_get(struct vmloop_peer *peer);
+void vmloop_peer_put(struct vmloop_peer *peer);
+void vmloop_peer_set_state(struct vmloop_peer *peer,
+			   enum vmloop_channel_state state, u32 reason);
+void vmloop_peer_request_now(struct vmloop_peer *peer);
+void vmloop_directory_clear(struct vmloop_transport *transport);
+u64 vmloop_peer_counter(const struct vmloop_peer *peer,
+			enum vmloop_counter counter);
+
+/* channel.c */
+void vmloop_channels_adopt(struct vmloop_transport *transport);
+void vmloop_channels_report(struct vmloop_transport *transport);
+void vmloop_channels_end(const struct vmloop_path *path);
+void vmloop_channel_shut(struct vmloop_channel *channel, bool peer_alive);
+const char *vmloop_channel_state_name(enum vmloop_channel_state state);
+
+/* path.c */
+const struct vmloop_path *vmloop_path_find(u32 kind);
+void vmloop_paths_directory_changed(void);
+void vmloop_path_exit(void);
+
+/* transport.c */
+extern struct list_head vmloop_transports;
+
+/* address.c */
+int vmloop_address_init(void);
+void vmloop_address_exit(void);
+void vmloop_address_advertise(void);
+
+/* netlink.c */
+int vmloop_netlink_init(void);
+void vmloop_netlink_exit(void);
+void vmloop_netlink_peer_changed(struct vmloop_peer *peer);
+bool vmloop_enabled(void);
+
+#endif /* VMLOOP_CORE_H */

@@ -1,0 +1,532 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * directory.c - who is here: peers and their interfaces, as the host agent
+ * says, and the asking for a channel to one of them.
+ *
+ * Owns the peers and the hash of interfaces. Changes happen in process
+ * context under the core mutex; the data path reads the hash under RCU.
+ */
+#include <linux/jhash.h>
+#include <linux/rculist.h>
+#include <linux/slab.h>
+
+#include "core.h"
+#include "trace.h"
+
+#define HASH_BITS_	8
+
+LIST_HEAD(vmloop_peers);
+
+/* Written under the core mutex, read under RCU. */
+static struct hlist_head interfaces[1 << HASH_BITS_];
+
+/**
+ * struct staged_peer - entry of a directory that is not complete yet
+ * @list: in the transport's staged list
+ * @entry: what the agent said
+ */
+struct staged_peer {
+	struct list_head list;
+	struct vmloop_msg_peer entry;
+};
+
+static struct hlist_head *bucket(const u8 *local_mac, const u8 *mac)
+{
+	u32 hash = jhash(mac, ETH_ALEN, jhash(local_mac, ETH_ALEN, 0));
+
+	return &interfaces[hash >> (32 - HASH_BITS_)];
+}
+
+/**
+ * vmloop_interface_find() - the peer's interface behind a pair of addresses
+ * @local_mac: address of the interface of ours
+ * @mac: address of the peer's
+ *
+ * Context: rcu_read_lock() or the core mutex held.
+ * Return: the entry, or NULL.
+ */
+struct vmloop_interface *vmloop_interface_find(const u8 *local_mac,
+					       const u8 *mac)
+{
+	struct vmloop_interface *interface;
+
+	hlist_for_each_entry_rcu(interface, bucket(local_mac, mac), node,
+				 lockdep_is_held(&vmloop_mutex))
+		if (ether_addr_equal(interface->mac, mac) &&
+		    ether_addr_equal(interface->local_mac, local_mac))
+			return interface;
+	return NULL;
+}
+EXPORT_SYMBOL_GPL(vmloop_interface_find);
+
+/**
+ * vmloop_mac_is_local() - whether the directory knows an interface of ours
+ * @mac: its address
+ *
+ * Context: process context, takes the core mutex.
+ * Return: true if some peer can be reached from it.
+ */
+bool vmloop_mac_is_local(const u8 *mac)
+{
+	struct vmloop_interface *interface;
+	struct vmloop_peer *peer;
+	bool found = false;
+
+	mutex_lock(&vmloop_mutex);
+	list_for_each_entry(peer, &vmloop_peers, list)
+		list_for_each_entry(interface, &peer->interfaces, list)
+			found |= ether_addr_equal(interface->local_mac, mac);
+	mutex_unlock(&vmloop_mutex);
+	return found;
+}
+EXPORT_SYMBOL_GPL(vmloop_mac_is_local);
+
+static void interface_remove(struct vmloop_interface *interface)
+{
+	hlist_del_rcu(&interface->node);
+	list_del(&interface->list);
+	kfree_rcu(interface, rcu);
+}
+
+/**
+ * vmloop_peer_find() - a transport's peer by its identity
+ * @transport: whose directory
+ * @id: the identity
+ *
+ * Context: core mutex held.
+ * Return: the peer, or NULL.
+ */
+struct vmloop_peer *vmloop_peer_find(struct vmloop_transport *transport, u64 id)
+{
+	struct vmloop_peer *peer;
+
+	lockdep_assert_held(&vmloop_mutex);
+	list_for_each_entry(peer, &vmloop_peers, list)
+		if (peer->transport == transport && peer->id == id)
+			return peer;
+	return NULL;
+}
+
+/**
+ * vmloop_peer_find_tag() - a transport's peer by its channel's tag
+ * @transport: whose directory
+ * @tag: the tag, not 0
+ *
+ * Context: core mutex held.
+ * Return: the peer, or NULL.
+ */
+struct vmloop_peer *vmloop_peer_find_tag(struct vmloop_transport *transport,
+					 u32 tag)
+{
+	struct vmloop_peer *peer;
+
+	lockdep_assert_held(&vmloop_mutex);
+	list_for_each_entry(peer, &vmloop_peers, list)
+		if (peer->transport == transport && peer->tag == tag)
+			return peer;
+	return NULL;
+}
+
+static void peer_free_rcu(struct rcu_head *rcu)
+{
+	struct vmloop_peer *peer = container_of(rcu, struct vmloop_peer, rcu);
+
+	free_percpu(peer->stats);
+	kfree(peer);
+}
+
+static void peer_release(struct kref *refs)
+{
+	struct vmloop_peer *peer = container_of(refs, struct vmloop_peer, refs);
+
+	/* The data path may still count for it. */
+	call_rcu(&peer->rcu, peer_free_rcu);
+}
+
+void vmloop_peer_get(struct vmloop_peer *peer)
+{
+	kref_get(&peer->refs);
+}
+
+void vmloop_peer_put(struct vmloop_peer *peer)
+{
+	kref_put(&peer->refs, peer_release);
+}
+
+/**
+ * vmloop_peer_set_state() - note how we stand to a peer, and tell who listens
+ * @peer: the peer
+ * @state: the new state
+ * @reason: VMLOOP_REFUSED_* with VMLOOP_CHANNEL_REFUSED, else 0
+ *
+ * Context: core mutex held.
+ */
+void vmloop_peer_set_state(struct vmloop_peer *peer,
+			   enum vmloop_channel_state state, u32 reason)
+{
+	lockdep_assert_held(&vmloop_mutex);
+	if (peer->state == state && peer->reason == reason)
+		return;
+	peer->state = state;
+	peer->reason = reason;
+	trace_vmloop_peer_state(peer);
+	vmloop_netlink_peer_changed(peer);
+}
+
+/* May it be asked for again? */
+static void peer_forget_answer(struct vmloop_peer *peer)
+{
+	cancel_delayed_work(&peer->request);
+	peer->attempts = 0;
+	clear_bit(0, &peer->wanted);
+	vmloop_peer_set_state(peer, VMLOOP_CHANNEL_NONE, 0);
+}
+
+static void request_work(struct work_struct *work)
+{
+	struct vmloop_peer *peer =
+		container_of(work, struct vmloop_peer, request.work);
+	const struct vmloop_transport_ops *ops;
+
+	mutex_lock(&vmloop_mutex);
+	if (peer->gone || peer->channel || peer->tag || !vmloop_enabled())
+		goto out;
+
+	/* The agent said "later", and now it is later. */
+	if (peer->state == VMLOOP_CHANNEL_REFUSED) {
+		peer_forget_answer(peer);
+		goto out;
+	}
+
+	if (peer->attempts >= VMLOOP_ATTEMPTS) {
+		vmloop_peer_set_state(peer, VMLOOP_CHANNEL_FAILED, 0);
+		goto out;
+	}
+	peer->attempts++;
+	vmloop_peer_set_state(peer, VMLOOP_CHANNEL_REQUESTED, 0);
+	ops = peer->transport->ops;
+	/* A question that could not be put is asked again like a lost one. */
+	ops->request(peer->transport, peer->id, peer->epoch, peer->attempts);
+	queue_delayed_work(vmloop_workqueue, &peer->request,
+			   VMLOOP_ATTEMPT_TIME);
+out:
+	mutex_unlock(&vmloop_mutex);
+}
+
+/**
+ * vmloop_peer_want() - there is a frame for a peer, and no channel
+ * @peer: the peer
+ *
+ * Asks for a channel unless that was done already. Cheap when it was.
+ *
+ * Context: any but hard interrupt; rcu_read_lock() held.
+ */
+void vmloop_peer_want(struct vmloop_peer *peer)
+{
+	if (test_bit(0, &peer->wanted) || test_and_set_bit(0, &peer->wanted))
+		return;
+	queue_delayed_work(vmloop_workqueue, &peer->request, 0);
+}
+EXPORT_SYMBOL_GPL(vmloop_peer_want);
+
+/**
+ * vmloop_peer_refused() - the agent makes no channel to a peer
+ * @transport: whose agent
+ * @id: the peer's identity
+ * @reason: VMLOOP_REFUSED_*
+ * @retry_ms: ask again after so many milliseconds at the earliest, 0: when
+ *	the directory changes
+ *
+ * Context: process context, takes the core mutex.
+ */
+void vmloop_peer_refused(struct vmloop_transport *transport, u64 id,
+			 u32 reason, u32 retry_ms)
+{
+	struct vmloop_peer *peer;
+
+	mutex_lock(&vmloop_mutex);
+	peer = vmloop_peer_find(transport, id);
+	if (peer && peer->state == VMLOOP_CHANNEL_REQUESTED) {
+		cancel_delayed_work(&peer->request);
+		vmloop_peer_set_state(peer, VMLOOP_CHANNEL_REFUSED, reason);
+		if (retry_ms)
+			queue_delayed_work(vmloop_workqueue, &peer->request,
+					   msecs_to_jiffies(min(retry_ms,
+								3600000U)));
+	}
+	mutex_unlock(&vmloop_mutex);
+}
+EXPORT_SYMBOL_GPL(vmloop_peer_refused);
+
+/* The operator, or a change of the directory, gives it another chance. */
+void vmloop_peer_request_now(struct vmloop_peer *peer)
+{
+	lockdep_assert_held(&vmloop_mutex);
+	if (!peer->channel)
+		peer_forget_answer(peer);
+}
+
+static struct vmloop_peer *peer_new(struct vmloop_transport *transport, u64 id)
+{
+	struct vmloop_peer *peer;
+	int cpu;
+
+	peer = kzalloc(sizeof(*peer), GFP_KERNEL);
+	if (!peer)
+		return NULL;
+	peer->stats = alloc_percpu(struct vmloop_stats);
+	if (!peer->stats) {
+		kfree(peer);
+		return NULL;
+	}
+	for_each_possible_cpu(cpu)
+		u64_stats_init(&per_cpu_ptr(peer->stats, cpu)->sync);
+
+	peer->transport = transport;
+	peer->id = id;
+	INIT_DELAYED_WORK(&peer->request, request_work);
+	INIT_LIST_HEAD(&peer->interfaces);
+	kref_init(&peer->refs);
+	list_add_tail(&peer->list, &vmloop_peers);
+	return peer;
+}
+
+/*
+ * Takes a peer out of the directory. Its channel, if any, is shut at once;
+ * the link goes when the transport's device does.
+ */
+static void peer_remove(struct vmloop_peer *peer)
+{
+	struct vmloop_interface *interface, *next;
+
+	list_for_each_entry_safe(interface, next, &peer->interfaces, list)
+		interface_remove(interface);
+	peer->gone = true;
+	peer->tag = 0;
+	if (peer->channel)
+		vmloop_channel_shut(peer->channel, false);
+	list_del(&peer->list);
+
+	/* The data path may be about to queue the work: wait until it cannot. */
+	synchronize_rcu();
+	/* It takes the mutex, sees that the peer is gone, and does nothing. */
+	mutex_unlock(&vmloop_mutex);
+	cancel_delayed_work_sync(&peer->request);
+	mutex_lock(&vmloop_mutex);
+	vmloop_peer_put(peer);
+}
+
+static void interface_update(struct vmloop_peer *peer,
+			     const struct vmloop_msg_peer *entry, u64 mark)
+{
+	struct vmloop_interface *interface, *old;
+
+	old = vmloop_interface_find(entry->local_mac, entry->mac);
+	/* The first to come keeps a pair of addresses. */
+	if (old && old->peer != peer && !old->peer->gone)
+		return;
+
+	interface = kzalloc(sizeof(*interface), GFP_KERNEL);
+	if (!interface)
+		return;
+	interface->peer = peer;
+	ether_addr_copy(interface->local_mac, entry->local_mac);
+	ether_addr_copy(interface->mac, entry->mac);
+	interface->flags = entry->flags;
+	interface->mtu = entry->mtu;
+	interface->ip_count = min_t(u16, entry->ip_count, VMLOOP_PEER_IPS);
+	memcpy(interface->ip, entry->ip, sizeof(interface->ip));
+	interface->mark = mark;
+	list_add_tail(&interface->list, &peer->interfaces);
+
+	if (old) {
+		hlist_replace_rcu(&old->node, &interface->node);
+		list_del(&old->list);
+		kfree_rcu(old, rcu);
+	} else {
+		hlist_add_head_rcu(&interface->node,
+				   bucket(entry->local_mac, entry->mac));
+	}
+}
+
+static bool entry_is_good(const struct vmloop_transport *transport,
+			  const struct vmloop_msg_peer *entry)
+{
+	return entry->id && entry->id != transport->id &&
+	       is_valid_ether_addr(entry->mac) &&
+	       is_valid_ether_addr(entry->local_mac);
+}
+
+static void entry_apply(struct vmloop_transport *transport,
+			const struct vmloop_msg_peer *entry, u64 mark)
+{
+	struct vmloop_peer *peer = vmloop_peer_find(transport, entry->id);
+
+	/* Two lives of the same guest at once: the first one named counts. */
+	if (peer && peer->epoch != entry->epoch)
+		return;
+	if (!peer) {
+		peer = peer_new(transport, entry->id);
+		if (!peer)
+			return;
+		peer->epoch = entry->epoch;
+		strscpy(peer->name, entry->name, sizeof(peer->name));
+		vmloop_netlink_peer_changed(peer);
+	}
+
+	if (peer->tag != entry->tag) {
+		if (peer->channel && peer->channel->link->tag != entry->tag)
+			vmloop_channel_shut(peer->channel, true);
+		peer->tag = entry->tag;
+		if (peer->tag)
+			cancel_delayed_work(&peer->request);
+	}
+	/* The directory has changed: what was refused may be asked again. */
+	if (!peer->tag && !peer->channel &&
+	    (peer->state == VMLOOP_CHANNEL_REFUSED ||
+	     peer->state == VMLOOP_CHANNEL_FAILED))
+		peer_forget_answer(peer);
+
+	interface_update(peer, entry, mark);
+}
+
+static void staged_clear(struct vmloop_transport *transport)
+{
+	struct staged_peer *staged, *next;
+
+	list_for_each_entry_safe(staged, next, &transport->staged, list) {
+		list_del(&staged->list);
+		kfree(staged);
+	}
+	transport->staged_count = 0;
+}
+
+/**
+ * vmloop_directory_begin() - a directory follows
+ * @transport: whose
+ * @generation: its number, to be repeated at its end
+ *
+ * Context: process context, takes the core mutex.
+ */
+void vmloop_directory_begin(struct vmloop_transport *transport, u64 generation)
+{
+	mutex_lock(&vmloop_mutex);
+	staged_clear(transport);
+	transport->staged_generation = generation;
+	mutex_unlock(&vmloop_mutex);
+}
+EXPORT_SYMBOL_GPL(vmloop_directory_begin);
+
+/**
+ * vmloop_directory_peer() - one entry of the directory
+ * @transport: whose
+ * @entry: a private copy of what the agent said
+ *
+ * Entries that make no sense, and those beyond VMLOOP_DIRECTORY_MAX, are left
+ * out: their peers are reached over the standard network.
+ *
+ * Context: process context, takes the core mutex.
+ */
+void vmloop_directory_peer(struct vmloop_transport *transport,
+			   const struct vmloop_msg_peer *entry)
+{
+	struct staged_peer *staged;
+
+	mutex_lock(&vmloop_mutex);
+	if (!entry_is_good(transport, entry) ||
+	    transport->staged_count >= VMLOOP_DIRECTORY_MAX)
+		goto out;
+	staged = kmalloc(sizeof(*staged), GFP_KERNEL);
+	if (!staged)
+		goto out;
+	staged->entry = *entry;
+	staged->entry.name[sizeof(entry->name) - 1] = '\0';
+	list_add_tail(&staged->list, &transport->staged);
+	transport->staged_count++;
+out:
+	mutex_unlock(&vmloop_mutex);
+}
+EXPORT_SYMBOL_GPL(vmloop_directory_peer);
+
+static bool peer_is_staged(const struct vmloop_transport *transport,
+			   const struct vmloop_peer *peer)
+{
+	const struct staged_peer *staged;
+
+	list_for_each_entry(staged, &transport->staged, list)
+		if (staged->entry.id == peer->id &&
+		    staged->entry.epoch == peer->epoch)
+			return true;
+	return false;
+}
+
+/* First peer that the staged directory does not name any more, or NULL. */
+static struct vmloop_peer *peer_to_remove(struct vmloop_transport *transport)
+{
+	struct vmloop_peer *peer;
+
+	list_for_each_entry(peer, &vmloop_peers, list)
+		if (peer->transport == transport &&
+		    !peer_is_staged(transport, peer))
+			return peer;
+	return NULL;
+}
+
+/**
+ * vmloop_directory_end() - the directory is complete: it holds from now on
+ * @transport: whose
+ * @generation: as at its beginning, or it is ignored
+ *
+ * Context: process context, takes the core mutex.
+ */
+void vmloop_directory_end(struct vmloop_transport *transport, u64 generation)
+{
+	struct vmloop_interface *interface, *next;
+	struct staged_peer *staged;
+	struct vmloop_peer *peer;
+	static u64 mark;	/* under the core mutex */
+
+	mutex_lock(&vmloop_mutex);
+	if (generation != transport->staged_generation)
+		goto out;
+	mark++;
+
+	/* peer_remove() lets go of the mutex: look from the start each time. */
+	while ((peer = peer_to_remove(transport)))
+		peer_remove(peer);
+
+	list_for_each_entry(staged, &transport->staged, list)
+		entry_apply(transport, &staged->entry, mark);
+
+	list_for_each_entry(peer, &vmloop_peers, list) {
+		if (peer->transport != transport)
+			continue;
+		list_for_each_entry_safe(interface, next, &peer->interfaces,
+					 list)
+			if (interface->mark != mark)
+				interface_remove(interface);
+	}
+	trace_vmloop_directory(generation, transport->staged_count);
+	staged_clear(transport);
+	vmloop_channels_adopt(transport);
+out:
+	mutex_unlock(&vmloop_mutex);
+	vmloop_paths_directory_changed();
+}
+EXPORT_SYMBOL_GPL(vmloop_directory_end);
+
+/**
+ * vmloop_directory_clear() - forget all that a transport's agent said
+ * @transport: whose
+ *
+ * Context: core mutex held; it is let go of meanwhile.
+ */
+void vmloop_directory_clear(struct vmloop_transport *transport)
+{
+	struct vmloop_peer *peer;
+
+	lockdep_assert_held(&vmloop_mutex);
+	staged_clear(transport);
+	while ((peer = peer_to_remove(transport)))
+		peer_remove(peer);
+}

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * ring_export.c - makes the ring known to the other modules; ring.c itself
+ * does not know that it is in a kernel.
+ */
+#include <linux/export.h>
+
+#include "ring.h"
+
+EXPORT_SYMBOL_GPL(vmloop_ring_reserve);
+EXPORT_SYMBOL_GPL(vmloop_ring_commit);
+EXPORT_SYMBOL_GPL(vmloop_ring_publish);
+EXPORT_SYMBOL_GPL(vmloop_ring_wait_room);
+EXPORT_SYMBOL_GPL(vmloop_ring_peek);
+EXPORT_SYMBOL_GPL(vmloop_ring_release);
+EXPORT_SYMBOL_GPL(vmloop_ring_consume_publish);
+EXPORT_SYMBOL_GPL(vmloop_ring_sleep);
+EXPORT_SYMBOL_GPL(vmloop_ring_ready);

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * lane.c - a packet lane at work: its NAPI instance drains both directions.
+ *
+ * Owns struct net_lane. The callbacks run under the core mutex; poll() runs
+ * in softirq, on one CPU at a time.
+ *
+ * Contexts that are still alive when lane_close() begins: poll(), scheduled by
+ * doorbells and by the stall timer. No producer is: lane_down() came before.
+ */
+#include <linux/slab.h>
+
+#include "net.h"
+#include "compat.h"
+
+static int poll(struct napi_struct *napi, int budget)
+{
+	struct net_lane *net = container_of(napi, struct net_lane, napi);
+	struct vmloop_lane *lane = net->lane;
+	int work;
+
+	if (!READ_ONCE(net->up)) {
+		napi_complete_done(napi, 0);
+		return 0;
+	}
+
+	if (unlikely(vmloop_lane_stalled(lane)))
+		net_tx_flush(net);
+	else
+		net_tx_waiting(net);
+
+	work = net_rx(net, budget);
+	if (work == budget && budget)
+		return budget;
+
+	if (napi_complete_done(napi, work)) {
+		/* Only now: what comes after this wakes us again. */
+		if (!vmloop_ring_sleep(&lane->rx) && !lane->rx.broken)
+			napi_schedule(napi);
+	}
+	return work;
+}
+
+static int lane_open(struct vmloop_lane *lane)
+{
+	struct net_lane *net;
+	int err = -ENOMEM;
+
+	net = kzalloc(sizeof(*net), GFP_KERNEL);
+	if (!net)
+		return -ENOMEM;
+	net->lane = lane;
+	__skb_queue_head_init(&net->waiting);
+
+	net->napi_dev = compat_dummy_netdev();
+	if (!net->napi_dev)
+		goto err_dev;
+	net->pages = compat_page_pool(NET_PAGES_ORDER);
+	if (IS_ERR(net->pages)) {
+		err = PTR_ERR(net->pages);
+		goto err_pages;
+	}
+	netif_napi_add(net->napi_dev, &net->napi, poll);
+	napi_enable(&net->napi);
+	lane->priv = net;
+	return 0;
+
+err_pages:
+	compat_dummy_netdev_free(net->napi_dev);
+err_dev:
+	kfree(net);
+	return err;
+}
+
+static void event(struct vmloop_lane *lane)
+{
+	struct net_lane *net = lane->priv;
+
+	napi_schedule(&net->napi);
+}
+
+static void lane_up(struct vmloop_lane *lane)
+{
+	struct net_lane *net = lane->priv;
+
+	WRITE_ONCE(net->up, true);
+	/* The peer may have begun to produce before we could look. */
+	local_bh_disable();
+	napi_schedule(&net->napi);
+	local_bh_enable();
+}
+
+static void lane_down(struct vmloop_lane *lane)
+{
+	struct net_lane *net = lane->priv;
+
+	spin_lock_bh(&lane->tx_lock);
+	net->down = true;
+	spin_unlock_bh(&lane->tx_lock);
+	net_tx_flush(net);
+}
+
+static void lane_close(struct vmloop_lane *lane)
+{
+	struct net_lane *net = lane->priv;
+
+	napi_disable(&net->napi);	/* waits for poll() to be idle */
+	if (net->up && !lane->rx.broken) {
+		/* What has come since; a ring's worth of records at most. */
+		net->closing = true;
+		local_bh_disable();
+		net_rx(net, lane->rx.size / VMLOOP_RECORD_ALIGN);
+		local_bh_enable();
+	}
+	netif_napi_del(&net->napi);
+	page_pool_destroy(net->pages);
+	compat_dummy_netdev_free(net->napi_dev);
+	kfree(net);
+	lane->priv = NULL;
+}
+
+static void directory_changed(void)
+{
+	net_nics_update();
+}
+
+const struct vmloop_path net_path = {
+	.name = "net",
+	.owner = THIS_MODULE,
+	.kind = VMLOOP_LANE_PACKET,
+	.features = VMLOOP_F_LARGE |
+		    (COMPAT_GSO_UDP_L4 ? VMLOOP_F_GSO_UDP : 0),
+	.max_record = sizeof(struct vmloop_shm_frame) + VMLOOP_FRAME_MAX,
+	.lane_open = lane_open,
+	.lane_up = lane_up,
+	.lane_down = lane_down,
+	.lane_close = lane_close,
+	.lane_event = event,
+	.directory_changed = directory_changed,
+};

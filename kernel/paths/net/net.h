@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * net.h - what the files of the packet path share.
+ *
+ * The packet path takes frames where they leave an interface and hands them
+ * up in the peer as if they had come in there by the same interface.
+ *
+ *   nic.c    interfaces that we stand at: hook, counters
+ *   tx.c     a frame leaves: into the ring, the queue, or past us
+ *   large.c  datagrams larger than the MTU are let through whole
+ *   lane.c   a lane's NAPI: rings drained both ways
+ *   rx.c     a record becomes an skb
+ *   main.c   starts and ends
+ */
+#ifndef VMLOOP_NET_H
+#define VMLOOP_NET_H
+
+#include <linux/netdevice.h>
+#include <linux/netfilter.h>
+#include <linux/skbuff.h>
+
+#include "vmloop.h"
+
+struct page_pool;
+
+/**
+ * struct net_nic - an interface that we stand at
+ * @dev: the interface
+ * @hook: our place at its egress
+ * @ops: copy of the driver's operations, with our counters added
+ * @driver_ops: the driver's
+ * @counters: what passed us, one a CPU
+ * @list: in the list of all; under RTNL, read under RCU
+ */
+struct net_nic {
+	struct net_device *dev;
+	struct nf_hook_ops hook;
+	struct net_device_ops ops;
+	const struct net_device_ops *driver_ops;
+	struct net_counters __percpu *counters;
+	struct list_head list;
+};
+
+/**
+ * struct net_counters - frames that an interface sent and received through us
+ * @tx_packets: sent
+ * @tx_bytes: sent
+ * @rx_packets: received
+ * @rx_bytes: received
+ * @sync: makes 64-bit reads whole on 32-bit machines
+ */
+struct net_counters {
+	u64_stats_t tx_packets;
+	u64_stats_t tx_bytes;
+	u64_stats_t rx_packets;
+	u64_stats_t rx_bytes;
+	struct u64_stats_sync sync;
+};
+
+/**
+ * struct net_lane - a packet lane at work
+ * @lane: the core's
+ * @napi_dev: dummy device that carries @napi
+ * @napi: drains both directions
+ * @pages: memory for large frames, recycled
+ * @waiting: frames that wait for room, in order; under the lane's tx_lock
+ * @waiting_bytes: their bytes; under the lane's tx_lock
+ * @up: consume; set before producers find the lane
+ * @down: nothing waits any more: frames go past us; under the lane's tx_lock
+ * @closing: @napi is disabled, and the ring is read for the last time
+ */
+struct net_lane {
+	struct vmloop_lane *lane;
+	struct net_device *napi_dev;
+	struct napi_struct napi;
+	struct page_pool *pages;
+	struct sk_buff_head waiting;
+	unsigned int waiting_bytes;
+	bool up;
+	bool down;
+	bool closing;
+};
+
+/* nic.c */
+struct net_nic *net_nic_find(const u8 *mac);
+void net_nic_count_tx(struct net_nic *nic, unsigned int bytes);
+void net_nic_count_rx(struct net_nic *nic, unsigned int bytes);
+void net_nics_update(void);
+int net_nics_init(void);
+void net_nics_exit(void);
+
+/* tx.c; rcu_read_lock() held, bottom halves off */
+unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb);
+void net_tx_waiting(struct net_lane *net);
+void net_tx_flush(struct net_lane *net);
+bool net_tx_is_possible(const struct sk_buff *skb);
+
+/* rx.c; NAPI */
+int net_rx(struct net_lane *net, int budget);
+
+/* lane.c */
+extern const struct vmloop_path net_path;
+
+/* large.c */
+int net_large_init(void);
+void net_large_exit(void);
+bool net_large_is(const struct sk_buff *skb);
+void net_large_to_standard(struct sk_buff *skb);
+
+#endif /* VMLOOP_NET_H */

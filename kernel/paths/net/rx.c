@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * rx.c - a record becomes an skb that came in by one of our interfaces.
+ *
+ * Everything in the record is hostile: it is copied first, and only the copy
+ * is looked at. What cannot be is dropped and counted.
+ *
+ * Context: the lane's NAPI; the lane's end, bottom halves off.
+ */
+#include <linux/if_vlan.h>
+#include <linux/virtio_net.h>
+
+#include "net.h"
+#include "compat.h"
+
+/* Frames up to this size are copied whole into an skb's linear part. */
+#define SMALL_FRAME	1024
+
+/* Bytes of a larger frame that go there: all headers that are parsed. */
+#define LINEAR_PART	192
+
+/* Pages of a large frame come in blocks of this order. */
+#define NET_BLOCK	(PAGE_SIZE << NET_PAGES_ORDER)
+
+/* Copies @size bytes at @from behind the linear part of @skb. */
+static bool copy_to_pages(struct net_lane *net, struct sk_buff *skb,
+			  const u8 *from, unsigned int size)
+{
+	unsigned int part, i = 0;
+	struct page *page;
+
+	while (size) {
+		part = min_t(unsigned int, size, NET_BLOCK);
+		page = page_pool_dev_alloc_pages(net->pages);
+		if (!page)
+			return false;
+		memcpy(page_address(page), from, part);
+		skb_add_rx_frag(skb, i++, page, 0, part, NET_BLOCK);
+		from += part;
+		size -= part;
+	}
+	return true;
+}
+
+static struct sk_buff *copy(struct net_lane *net, const u8 *from,
+			    unsigned int size)
+{
+	unsigned int linear = size <= SMALL_FRAME ? size : LINEAR_PART;
+	struct sk_buff *skb;
+
+	BUILD_BUG_ON(DIV_ROUND_UP(VMLOOP_FRAME_MAX, NET_BLOCK) > MAX_SKB_FRAGS);
+
+	skb = napi_alloc_skb(&net->napi, linear);
+	if (!skb)
+		return NULL;
+	memcpy(__skb_put(skb, linear), from, linear);
+	if (size == linear)
+		return skb;
+
+	skb_mark_for_recycle(skb);
+	if (!copy_to_pages(net, skb, from + linear, size - linear)) {
+		kfree_skb(skb);
+		return NULL;
+	}
+	return skb;
+}
+
+/*
+ * Segmentation and checksum, as the sender said. Only what our own tx.c says
+ * is believed: segmented frames always come with NEEDS_CSUM, and the checksum
+ * lies behind an IP header.
+ */
+static bool apply_offloads(struct sk_buff *skb,
+			   const struct vmloop_shm_frame *frame, u64 features)
+{
+	struct virtio_net_hdr hdr = {
+		.gso_type = frame->gso,
+		.hdr_len = frame->hdr_len,
+		.gso_size = frame->gso_size,
+		.csum_start = frame->csum_start,
+		.csum_offset = frame->csum_offset,
+	};
+	unsigned int ip_min = sizeof(struct iphdr);
+
+	BUILD_BUG_ON(VMLOOP_GSO_TCPV4 != VIRTIO_NET_HDR_GSO_TCPV4);
+	BUILD_BUG_ON(VMLOOP_GSO_TCPV6 != VIRTIO_NET_HDR_GSO_TCPV6);
+	BUILD_BUG_ON(VMLOOP_GSO_ECN != VIRTIO_NET_HDR_GSO_ECN);
+
+	if (frame->flags & VMLOOP_FRAME_NEEDS_CSUM)
+		hdr.flags = VIRTIO_NET_HDR_F_NEEDS_CSUM;
+
+	switch (frame->gso & ~VMLOOP_GSO_ECN) {
+	case VMLOOP_GSO_NONE:
+		if (frame->gso)
+			return false;
+		break;
+	case VMLOOP_GSO_TCPV6:
+		ip_min = sizeof(struct ipv6hdr);
+		fallthrough;
+	case VMLOOP_GSO_TCPV4:
+		if (!hdr.flags)
+			return false;
+		break;
+	case VMLOOP_GSO_UDP_L4:
+		if (!hdr.flags || !(features & VMLOOP_F_GSO_UDP))
+			return false;
+		break;
+	default:
+		return false;
+	}
+	if (hdr.flags && frame->csum_start < ETH_HLEN + ip_min &&
+	    frame->gso != VMLOOP_GSO_NONE)
+		return false;
+	return !virtio_net_hdr_to_skb(skb, &hdr, true);
+}
+
+/* Returns the counter of the reason for which the frame is dropped, or -1. */
+static int deliver(struct net_lane *net, const u8 *payload, u32 size)
+{
+	struct vmloop_lane *lane = net->lane;
+	struct vmloop_interface *interface;
+	struct vmloop_shm_frame frame;
+	struct sk_buff *skb;
+	struct net_nic *nic;
+	struct ethhdr eth;
+	bool tagged;
+
+	if (size < sizeof(frame) + ETH_HLEN ||
+	    size > sizeof(frame) + VMLOOP_FRAME_MAX)
+		return VMLOOP_DROP_MALFORMED;
+
+	/* Private copies: the peer may write to the ring at any time. */
+	memcpy(&frame, payload, sizeof(frame));
+	payload += sizeof(frame);
+	size -= sizeof(frame);
+	memcpy(&eth, payload, sizeof(eth));
+	barrier();
+
+	/* Whose frame it is, by the directory, not by what it says. */
+	interface = vmloop_interface_find(eth.h_dest, eth.h_source);
+	if (!interface || interface->peer != lane->peer) {
+		nic = net_nic_find(eth.h_dest);
+		return nic ? VMLOOP_DROP_SOURCE : VMLOOP_DROP_DESTINATION;
+	}
+	nic = net_nic_find(eth.h_dest);
+	if (!nic || !(nic->dev->flags & IFF_UP))
+		return VMLOOP_DROP_INTERFACE;
+	tagged = frame.flags & VMLOOP_FRAME_VLAN;
+	if ((tagged || eth_type_vlan(eth.h_proto)) &&
+	    !(interface->flags & VMLOOP_PEER_TAGGED))
+		return VMLOOP_DROP_VLAN;
+	if (tagged && !eth_type_vlan(htons(frame.vlan_proto)))
+		return VMLOOP_DROP_MALFORMED;
+
+	skb = copy(net, payload, size);
+	if (!skb)
+		return VMLOOP_DROP_MEMORY;
+	/* The header that was checked, not the one that is there by now. */
+	memcpy(skb->data, &eth, sizeof(eth));
+
+	skb->dev = nic->dev;
+	skb_reset_mac_header(skb);
+	if (!apply_offloads(skb, &frame, vmloop_lane_features(lane))) {
+		kfree_skb(skb);
+		return VMLOOP_DROP_MALFORMED;
+	}
+	if (frame.flags & VMLOOP_FRAME_DATA_VALID)
+		skb->ip_summed = CHECKSUM_UNNECESSARY;
+	skb->protocol = eth_type_trans(skb, nic->dev);
+	if (tagged)
+		__vlan_hwaccel_put_tag(skb, htons(frame.vlan_proto),
+				       frame.vlan_tci);
+
+	net_nic_count_rx(nic, size);
+	vmloop_count_frame(lane->peer, VMLOOP_RX_FRAMES, size);
+	if (unlikely(net->closing))
+		netif_receive_skb(skb);
+	else
+		napi_gro_receive(&net->napi, skb);
+	return -1;
+}
+
+/**
+ * net_rx() - hand up what is in the ring
+ * @net: the lane
+ * @budget: records to look at, at most
+ *
+ * Return: records looked at.
+ */
+int net_rx(struct net_lane *net, int budget)
+{
+	struct vmloop_ring_rx *rx = &net->lane->rx;
+	struct vmloop_shm_record record;
+	const void *payload;
+	int work, reason;
+
+	rcu_read_lock();
+	for (work = 0; work < budget; work++) {
+		if (vmloop_ring_peek(rx, &record, &payload) <= 0)
+			break;
+		/* A kind of record that we do not know is the peer's fault. */
+		reason = VMLOOP_DROP_MALFORMED;
+		if (record.type == VMLOOP_RECORD_FRAME)
+			reason = deliver(net, payload, record.size);
+		if (unlikely(reason >= 0))
+			vmloop_count(net->lane->peer, reason, 1);
+		vmloop_ring_release(rx);
+		if (vmloop_ring_consume_publish(rx))
+			vmloop_lane_ring(net->lane);
+	}
+	rcu_read_unlock();
+	if (rx->broken)
+		vmloop_lane_broken(net->lane);
+	return work;
+}

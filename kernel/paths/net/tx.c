@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * tx.c - a frame leaves an interface: into the peer's ring, into the queue
+ * behind a full ring, or past us to the standard network.
+ *
+ * Context: the egress hook (rcu_read_lock_bh() held), NAPI, and the path's
+ * lane_down. The lane's tx_lock serialises all that is written to the ring.
+ */
+#include <linux/if_vlan.h>
+#include <linux/virtio_net.h>
+#include <net/pkt_sched.h>
+#include <net/sch_generic.h>
+
+#include "net.h"
+#include "compat.h"
+
+/* A ring's worth of frames may wait behind a full ring, and no more. */
+#define WAITING_FRAMES	1024
+#define WAITING_BYTES	(4U << 20)
+
+/* Segmentation that the record's metadata can say. */
+#define GSO_KNOWN	(SKB_GSO_TCPV4 | SKB_GSO_TCPV6 | SKB_GSO_TCP_ECN | \
+			 SKB_GSO_TCP_FIXEDID | SKB_GSO_DODGY | \
+			 COMPAT_GSO_UDP_L4)
+
+/**
+ * net_tx_is_possible() - whether a frame can go through any channel
+ * @skb: with its Ethernet header at the front
+ *
+ * What the guest's own traffic control would see or shape must not get around
+ * it, and segmentation must be of a kind that the peer can be told.
+ *
+ * Return: false if it must take the standard network.
+ */
+bool net_tx_is_possible(const struct sk_buff *skb)
+{
+	unsigned int gso = skb_shinfo(skb)->gso_type;
+
+	if (compat_tc_egress_active(skb->dev))
+		return false;
+	if (skb->len < ETH_HLEN || skb->len > VMLOOP_FRAME_MAX)
+		return false;
+	if (skb_is_gso(skb) && ((gso & ~GSO_KNOWN) || skb->encapsulation ||
+				skb->ip_summed != CHECKSUM_PARTIAL))
+		return false;
+	return true;
+}
+
+static void describe(const struct sk_buff *skb, struct vmloop_shm_frame *frame)
+{
+	*frame = (struct vmloop_shm_frame){};
+
+	if (skb_is_gso(skb)) {
+		const struct skb_shared_info *info = skb_shinfo(skb);
+
+		frame->hdr_len = min_t(unsigned int, skb_headlen(skb), U16_MAX);
+		frame->gso_size = info->gso_size;
+		if (info->gso_type & SKB_GSO_TCPV4)
+			frame->gso = VMLOOP_GSO_TCPV4;
+		else if (info->gso_type & SKB_GSO_TCPV6)
+			frame->gso = VMLOOP_GSO_TCPV6;
+		else
+			frame->gso = VMLOOP_GSO_UDP_L4;
+		if (info->gso_type & SKB_GSO_TCP_ECN)
+			frame->gso |= VMLOOP_GSO_ECN;
+	}
+	if (skb->ip_summed == CHECKSUM_PARTIAL) {
+		frame->flags |= VMLOOP_FRAME_NEEDS_CSUM;
+		frame->csum_start = skb_checksum_start_offset(skb);
+		frame->csum_offset = skb->csum_offset;
+	} else if (skb->ip_summed == CHECKSUM_UNNECESSARY) {
+		frame->flags |= VMLOOP_FRAME_DATA_VALID;
+	}
+	if (skb_vlan_tag_present(skb)) {
+		frame->flags |= VMLOOP_FRAME_VLAN;
+		frame->vlan_proto = ntohs(skb->vlan_proto);
+		frame->vlan_tci = skb_vlan_tag_get(skb);
+	}
+}
+
+/*
+ * Copies a frame into the ring; the caller publishes. Returns 0, or -EAGAIN
+ * while there is no room, or another negative errno if it can never be.
+ */
+static int write_frame(struct vmloop_lane *lane, const struct sk_buff *skb)
+{
+	struct vmloop_shm_frame frame;
+	void *payload;
+	int err;
+
+	lockdep_assert_held(&lane->tx_lock);
+	err = vmloop_ring_reserve(&lane->tx, sizeof(frame) + skb->len,
+				  VMLOOP_RECORD_FRAME, 0, &payload);
+	if (err)
+		return err;
+	describe(skb, &frame);
+	memcpy(payload, &frame, sizeof(frame));
+	err = skb_copy_bits(skb, 0, payload + sizeof(frame), skb->len);
+	if (err)
+		return err;	/* the reservation is forgotten */
+	vmloop_ring_commit(&lane->tx);
+	return 0;
+}
+
+/* The frame is in the ring: what its interface's driver would do now. */
+static void sent(struct net_nic *nic, struct vmloop_lane *lane,
+		 struct sk_buff *skb)
+{
+	if (compat_nit_active(skb->dev))
+		dev_queue_xmit_nit(skb, skb->dev);
+	skb_tx_timestamp(skb);
+	if (nic)
+		net_nic_count_tx(nic, skb->len);
+	vmloop_count_frame(lane->peer, VMLOOP_TX_FRAMES, skb->len);
+	consume_skb(skb);
+}
+
+static bool may_wait(const struct net_lane *net, const struct sk_buff *skb)
+{
+	return !net->down &&
+	       skb_queue_len(&net->waiting) < WAITING_FRAMES &&
+	       net->waiting_bytes + skb->len <= WAITING_BYTES;
+}
+
+static void wait(struct net_lane *net, struct sk_buff *skb)
+{
+	skb_dst_force(skb);
+	net->waiting_bytes += skb->len;
+	__skb_queue_tail(&net->waiting, skb);
+}
+
+/*
+ * Puts a frame into the ring or behind it. Returns whether it is ours now;
+ * @bell is set if the peer wants a doorbell, @queued if it waits.
+ */
+static bool take(struct net_lane *net, struct sk_buff *skb, bool *bell,
+		 bool *queued)
+{
+	struct vmloop_lane *lane = net->lane;
+	int err = -EAGAIN;
+
+	lockdep_assert_held(&lane->tx_lock);
+	*bell = false;
+	*queued = false;
+
+	if (skb_queue_empty(&net->waiting))
+		err = write_frame(lane, skb);
+	if (!err) {
+		*bell = vmloop_ring_publish(&lane->tx);
+		return true;
+	}
+	if (err == -EPROTO) {
+		vmloop_lane_broken(lane);
+		return false;
+	}
+	if (err != -EAGAIN || !may_wait(net, skb))
+		return false;
+
+	wait(net, skb);
+	*queued = true;
+	/* The first one asks for the doorbell that lets all of them go on. */
+	if (skb_queue_len(&net->waiting) == 1 &&
+	    !vmloop_ring_wait_room(&lane->tx, sizeof(struct vmloop_shm_frame) +
+						      skb->len))
+		napi_schedule(&net->napi);
+	return true;
+}
+
+static bool allowed(const struct vmloop_interface *interface,
+		    const struct vmloop_lane *lane, const struct sk_buff *skb)
+{
+	const struct ethhdr *eth = (const struct ethhdr *)skb->data;
+
+	if ((skb_vlan_tag_present(skb) || eth_type_vlan(eth->h_proto)) &&
+	    !(interface->flags & VMLOOP_PEER_TAGGED))
+		return false;
+	if (skb_is_gso(skb) &&
+	    (skb_shinfo(skb)->gso_type & COMPAT_GSO_UDP_L4) &&
+	    !(vmloop_lane_features(lane) & VMLOOP_F_GSO_UDP))
+		return false;
+	return true;
+}
+
+/**
+ * net_tx() - a frame is about to leave an interface
+ * @nic: the interface
+ * @skb: the frame, its Ethernet header at the front
+ *
+ * Context: the egress hook.
+ * Return: NF_STOLEN if the frame is ours now, NF_ACCEPT if it goes on.
+ */
+unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb)
+{
+	struct vmloop_interface *interface;
+	struct vmloop_lane *lane;
+	struct net_lane *net;
+	bool bell, queued;
+	struct ethhdr *eth;
+	bool taken;
+
+	if (!pskb_may_pull(skb, ETH_HLEN))
+		return NF_ACCEPT;
+	eth = (struct ethhdr *)skb->data;
+	if (is_multicast_ether_addr(eth->h_dest))
+		return NF_ACCEPT;
+	/* What a bridge in this guest forwards is not ours to vouch for. */
+	interface = vmloop_interface_find(eth->h_source, eth->h_dest);
+	if (!interface ||
+	    !ether_addr_equal_64bits(nic->dev->dev_addr, eth->h_source))
+		goto standard;
+
+	lane = vmloop_peer_lane(interface->peer);
+	if (!lane) {
+		vmloop_peer_want(interface->peer);
+		goto standard;
+	}
+	if (!net_tx_is_possible(skb) || !allowed(interface, lane, skb))
+		goto past;
+
+	net = lane->priv;
+	spin_lock(&lane->tx_lock);
+	taken = take(net, skb, &bell, &queued);
+	spin_unlock(&lane->tx_lock);
+	if (!taken)
+		goto past;
+
+	if (bell)
+		vmloop_lane_ring(lane);
+	vmloop_lane_produced(lane);
+	if (queued) {
+		vmloop_count(lane->peer, VMLOOP_TX_QUEUED, 1);
+		vmloop_count(lane->peer, VMLOOP_TX_FULL, 1);
+	} else {
+		sent(nic, lane, skb);
+	}
+	return NF_STOLEN;
+
+past:
+	vmloop_count(interface->peer, VMLOOP_TX_STANDARD, 1);
+standard:
+	if (net_large_is(skb)) {
+		net_large_to_standard(skb);
+		return NF_STOLEN;
+	}
+	return NF_ACCEPT;
+}
+
+/**
+ * net_tx_waiting() - there may be room: let waiting frames go on, in order
+ * @net: the lane
+ *
+ * Context: NAPI of the lane.
+ */
+void net_tx_waiting(struct net_lane *net)
+{
+	struct vmloop_lane *lane = net->lane;
+	struct sk_buff_head done;
+	bool bell = false;
+	struct sk_buff *skb;
+	int err;
+
+	/* Unlocked look: who queues one, or makes room, schedules us again. */
+	if (skb_queue_empty_lockless(&net->waiting))
+		return;
+
+	__skb_queue_head_init(&done);
+	spin_lock(&lane->tx_lock);
+	while ((skb = skb_peek(&net->waiting))) {
+		err = write_frame(lane, skb);
+		if (err == -EAGAIN) {
+			/* Nothing may be held back while we wait. */
+			bell |= vmloop_ring_publish(&lane->tx);
+			if (vmloop_ring_wait_room(&lane->tx,
+						  sizeof(struct vmloop_shm_frame) +
+							  skb->len))
+				break;
+			continue;
+		}
+		if (err == -EPROTO) {
+			vmloop_lane_broken(lane);
+			break;
+		}
+		__skb_unlink(skb, &net->waiting);
+		net->waiting_bytes -= skb->len;
+		if (err)
+			kfree_skb(skb);	/* its data cannot be read */
+		else
+			__skb_queue_tail(&done, skb);
+	}
+	bell |= vmloop_ring_publish(&lane->tx);
+	spin_unlock(&lane->tx_lock);
+
+	if (bell)
+		vmloop_lane_ring(lane);
+	if (!skb_queue_empty(&done))
+		vmloop_lane_produced(lane);
+	rcu_read_lock();
+	while ((skb = __skb_dequeue(&done)))
+		sent(net_nic_find(skb->dev->dev_addr), lane, skb);
+	rcu_read_unlock();
+}
+
+/**
+ * net_tx_flush() - let all waiting frames take the standard network
+ * @net: the lane
+ *
+ * Context: the lane is down or stalled, so that they do not come back to us.
+ */
+void net_tx_flush(struct net_lane *net)
+{
+	struct sk_buff_head frames;
+	struct sk_buff *skb;
+
+	__skb_queue_head_init(&frames);
+	spin_lock_bh(&net->lane->tx_lock);
+	skb_queue_splice_init(&net->waiting, &frames);
+	net->waiting_bytes = 0;
+	spin_unlock_bh(&net->lane->tx_lock);
+
+	while ((skb = __skb_dequeue(&frames))) {
+		vmloop_count(net->lane->peer, VMLOOP_TX_STANDARD, 1);
+		dev_queue_xmit(skb);
+	}
+}

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * control.c - talks to the host agent over the control device.
+ * docs/protocol.md, section 6.
+ *
+ * Owns the control device that is in use: the one that came last. Messages
+ * are sent from anywhere under @control_lock, which nests inside the core
+ * mutex; they are received in a work, which takes the core mutex.
+ */
+#include <linux/random.h>
+#include <linux/slab.h>
+#include <linux/utsname.h>
+
+#include "ivshmem.h"
+
+/* Messages handled before others get a turn. */
+#define BUDGET	256
+
+/**
+ * struct ivshmem_control - a control device at work
+ * @device: the device
+ * @region: its memory
+ * @tx: what we produce; under @control_lock
+ * @rx: what the agent produces; used by @work
+ * @incarnation: what the agent must echo
+ * @open: the agent has echoed; written by @work under @control_lock
+ * @work: receives
+ */
+struct ivshmem_control {
+	struct ivshmem_device *device;
+	struct vmloop_region region;
+	struct vmloop_ring_tx tx;
+	struct vmloop_ring_rx rx;
+	u64 incarnation;
+	bool open;
+	struct work_struct work;
+};
+
+static DEFINE_SPINLOCK(control_lock);
+static struct ivshmem_control *current_control;	/* under @control_lock */
+
+/* Sending ---------------------------------------------------------------- */
+
+/* Returns 0, or a negative errno for a message that is lost. */
+static int send(u16 type, const void *message, u32 size)
+{
+	struct ivshmem_control *control;
+	bool wanted = false;
+	void *payload;
+	int err;
+
+	spin_lock_bh(&control_lock);
+	control = current_control;
+	if (!control || !control->open) {
+		err = -ENOTCONN;
+		goto out;
+	}
+	err = vmloop_ring_reserve(&control->tx, size, type, 0, &payload);
+	if (err)
+		goto out;
+	memcpy(payload, message, size);
+	vmloop_ring_commit(&control->tx);
+	wanted = vmloop_ring_publish(&control->tx);
+	if (wanted)
+		ivshmem_ring(control->device);
+out:
+	spin_unlock_bh(&control_lock);
+	return err;
+}
+
+static int request(struct vmloop_transport *transport, u64 peer, u64 epoch,
+		   unsigned int attempt)
+{
+	const struct vmloop_msg_want want = {
+		.peer = peer,
+		.epoch = epoch,
+		.attempt = attempt,
+	};
+
+	return send(VMLOOP_MSG_WANT, &want, sizeof(want));
+}
+
+static void report(struct vmloop_transport *transport, u32 tag, u32 state)
+{
+	const struct vmloop_msg_state message = {
+		.tag = tag,
+		.state = state,
+	};
+
+	/* If it is lost: a new agent's WELCOME has everything said again. */
+	send(VMLOOP_MSG_STATE, &message, sizeof(message));
+}
+
+static void advertise(struct vmloop_transport *transport,
+		      const struct vmloop_msg_address *address, u32 count)
+{
+	struct vmloop_msg_advertise *message;
+	size_t size = offsetof(struct vmloop_msg_advertise, address) +
+		      count * sizeof(*address);
+
+	message = kzalloc(sizeof(*message), GFP_KERNEL);
+	if (!message)
+		return;
+	message->count = count;
+	memcpy(message->address, address, count * sizeof(*address));
+	send(VMLOOP_MSG_ADVERTISE, message, size);
+	kfree(message);
+}
+
+const struct vmloop_transport_ops ivshmem_transport_ops = {
+	.request = request,
+	.report = report,
+	.advertise = advertise,
+};
+
+static void send_hello(void)
+{
+	struct vmloop_msg_hello hello = {
+		.major = VMLOOP_SHM_MAJOR,
+		.minor = VMLOOP_SHM_MINOR,
+		.features = VMLOOP_F_LARGE | VMLOOP_F_GSO_UDP,
+		.version = VMLOOP_VERSION,
+	};
+
+	strscpy_pad(hello.kernel, init_utsname()->release,
+		    sizeof(hello.kernel));
+	send(VMLOOP_MSG_HELLO, &hello, sizeof(hello));
+}
+
+static u32 stats_cookie;	/* used by the one work that receives */
+
+static void send_stats(struct vmloop_transport *transport,
+		       const struct vmloop_msg_stats *stats)
+{
+	struct vmloop_msg_stats message = *stats;
+
+	message.cookie = stats_cookie;
+	send(VMLOOP_MSG_STATS, &message, sizeof(message));
+}
+
+/* Receiving -------------------------------------------------------------- */
+
+/* Room for any message that the agent sends. */
+union message {
+	struct vmloop_msg_welcome welcome;
+	struct vmloop_msg_dir dir;
+	struct vmloop_msg_peer peer;
+	struct vmloop_msg_refused refused;
+	struct vmloop_msg_close close;
+	struct vmloop_msg_stats_get stats_get;
+};
+
+static void handle(u16 type, u32 size, const union message *message)
+{
+	struct vmloop_transport *transport = &ivshmem_transport;
+	const struct vmloop_msg_stats end = {};
+
+	switch (type) {
+	case VMLOOP_MSG_WELCOME:
+		if (size >= sizeof(message->welcome))
+			vmloop_agent_here(transport, &message->welcome);
+		break;
+	case VMLOOP_MSG_DIR_BEGIN:
+		if (size >= sizeof(message->dir))
+			vmloop_directory_begin(transport,
+					       message->dir.generation);
+		break;
+	case VMLOOP_MSG_DIR_PEER:
+		if (size >= sizeof(message->peer))
+			vmloop_directory_peer(transport, &message->peer);
+		break;
+	case VMLOOP_MSG_DIR_END:
+		if (size >= sizeof(message->dir))
+			vmloop_directory_end(transport,
+					     message->dir.generation);
+		break;
+	case VMLOOP_MSG_REFUSED:
+		if (size >= sizeof(message->refused))
+			vmloop_peer_refused(transport, message->refused.peer,
+					    message->refused.reason,
+					    message->refused.retry_ms);
+		break;
+	case VMLOOP_MSG_CLOSE:
+		if (size >= sizeof(message->close))
+			vmloop_channel_close(transport, message->close.tag);
+		break;
+	case VMLOOP_MSG_STATS_GET:
+		if (size < sizeof(message->stats_get))
+			break;
+		stats_cookie = message->stats_get.cookie;
+		vmloop_stats_report(transport, send_stats);
+		send_stats(transport, &end);
+		break;
+	default:
+		/* A newer agent may say what we do not know. */
+		break;
+	}
+}
+
+/* Returns whether there may be more to read. */
+static bool receive(struct ivshmem_control *control)
+{
+	struct vmloop_shm_record record;
+	unsigned int budget = BUDGET;
+	union message message;
+	const void *payload;
+	int got;
+
+	while (budget--) {
+		got = vmloop_ring_peek(&control->rx, &record, &payload);
+		if (got < 0) {
+			pci_err(control->device->pdev,
+				"the agent broke the control ring: waiting for another control device\n");
+			return false;
+		}
+		if (!got)
+			break;
+		memcpy(&message, payload,
+		       min_t(u32, record.size, sizeof(message)));
+		vmloop_ring_release(&control->rx);
+		if (vmloop_ring_consume_publish(&control->rx))
+			ivshmem_ring(control->device);
+		handle(record.type, record.size, &message);
+	}
+	return !vmloop_ring_sleep(&control->rx) && !control->rx.broken;
+}
+
+/* Returns whether the agent has followed us into this incarnation. */
+static bool open(struct ivshmem_control *control)
+{
+	const struct vmloop_shm_side *theirs = control->region.theirs;
+
+	if (control->open)
+		return true;
+	/* Pairs with the agent's release once its positions are zero. */
+	if (virt_load_acquire(&theirs->incarnation) != control->incarnation)
+		return false;
+	if (READ_ONCE(theirs->state) != VMLOOP_SIDE_READY ||
+	    READ_ONCE(theirs->major) != VMLOOP_SHM_MAJOR ||
+	    vmloop_region_rx(&control->region, 0, VMLOOP_LANE_CONTROL,
+			     &control->rx)) {
+		pci_err(control->device->pdev,
+			"the agent speaks another protocol: update vmloop on the host or here\n");
+		return false;
+	}
+	spin_lock_bh(&control_lock);
+	control->open = true;
+	spin_unlock_bh(&control_lock);
+	send_hello();
+	return true;
+}
+
+static void control_work(struct work_struct *work)
+{
+	struct ivshmem_control *control =
+		container_of(work, struct ivshmem_control, work);
+
+	if (open(control) && receive(control))
+		schedule_work(&control->work);
+}
+
+static void event(struct ivshmem_device *device)
+{
+	struct ivshmem_control *control = device->priv;
+
+	schedule_work(&control->work);
+}
+
+/* Coming and going ------------------------------------------------------- */
+
+/**
+ * ivshmem_control_add() - prepare a control device
+ * @device: mapped, without interrupt so far
+ *
+ * Return: 0 or a negative errno; device->priv is the caller's to free.
+ */
+int ivshmem_control_add(struct ivshmem_device *device)
+{
+	struct ivshmem_control *control;
+	int err;
+
+	control = kzalloc(sizeof(*control), GFP_KERNEL);
+	if (!control)
+		return -ENOMEM;
+	err = vmloop_region_open(&control->region, device->base, device->size,
+				 IVSHMEM_ID_GUEST, VMLOOP_REGION_CONTROL);
+	if (err) {
+		kfree(control);
+		return err;
+	}
+	control->device = device;
+	INIT_WORK(&control->work, control_work);
+	device->priv = control;
+	device->event = event;
+	return 0;
+}
+
+/**
+ * ivshmem_control_start() - begin to talk to the agent
+ * @device: prepared, with interrupt
+ */
+void ivshmem_control_start(struct ivshmem_device *device)
+{
+	struct ivshmem_control *control = device->priv;
+	struct vmloop_shm_side *ours = control->region.ours;
+
+	do {
+		control->incarnation = get_random_u64();
+	} while (!control->incarnation ||
+		 control->incarnation ==
+			 READ_ONCE(control->region.theirs->incarnation));
+
+	if (vmloop_region_tx(&control->region, 0, VMLOOP_LANE_CONTROL,
+			     &control->tx))
+		return;	/* too small for a ring: no agent of ours made it */
+	WRITE_ONCE(ours->lane[0].rx_tail, 0);
+	WRITE_ONCE(ours->lane[0].rx_wake, 0);
+	WRITE_ONCE(ours->major, VMLOOP_SHM_MAJOR);
+	WRITE_ONCE(ours->minor, VMLOOP_SHM_MINOR);
+	WRITE_ONCE(ours->features, VMLOOP_F_LARGE | VMLOOP_F_GSO_UDP);
+	WRITE_ONCE(ours->max_record, sizeof(union message));
+	WRITE_ONCE(ours->lanes, 1);
+	/* Both pair with the agent's acquires. */
+	virt_store_release(&ours->incarnation, control->incarnation);
+	virt_store_release(&ours->state, VMLOOP_SIDE_READY);
+
+	spin_lock_bh(&control_lock);
+	current_control = control;
+	spin_unlock_bh(&control_lock);
+
+	ivshmem_ring(device);
+	schedule_work(&control->work);
+}
+
+/**
+ * ivshmem_control_remove() - a control device goes away
+ * @device: started before, its interrupt freed
+ *
+ * Channels stay as they are; another control device may be there already.
+ */
+void ivshmem_control_remove(struct ivshmem_device *device)
+{
+	struct ivshmem_control *control = device->priv;
+	bool was_current;
+
+	spin_lock_bh(&control_lock);
+	was_current = current_control == control;
+	if (was_current)
+		current_control = NULL;
+	spin_unlock_bh(&control_lock);
+
+	cancel_work_sync(&control->work);
+	virt_store_release(&control->region.ours->state, VMLOOP_SIDE_CLOSED);
+	ivshmem_ring(device);
+	if (was_current)
+		vmloop_agent_gone(&ivshmem_transport);
+}

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * ivshmem.h - what the files of the ivshmem transport share.
+ * docs/protocol.md, section 7.
+ */
+#ifndef VMLOOP_IVSHMEM_H
+#define VMLOOP_IVSHMEM_H
+
+#include <linux/io.h>
+#include <linux/pci.h>
+
+#include "vmloop.h"
+
+/* Registers in BAR0: QEMU, docs/specs/ivshmem-spec. */
+#define IVSHMEM_IV_POSITION	8
+#define IVSHMEM_DOORBELL	12
+
+#define IVSHMEM_ID_AGENT	0
+#define IVSHMEM_ID_GUEST	1	/* our id on a control device */
+#define IVSHMEM_ID_CHANNEL	2	/* the first id of channel devices */
+
+/**
+ * struct ivshmem_device - one ivshmem-doorbell device of ours
+ * @pdev: the PCI device
+ * @registers: BAR0
+ * @base: BAR2, the region
+ * @size: bytes of @base
+ * @id: IVPosition: our id, given by the agent through the hypervisor
+ * @event: what a doorbell does; hard interrupt
+ * @priv: the control's or the channel's own
+ */
+struct ivshmem_device {
+	struct pci_dev *pdev;
+	void __iomem *registers;
+	void *base;
+	size_t size;
+	u32 id;
+	void (*event)(struct ivshmem_device *device);
+	void *priv;
+};
+
+/* Ring the other party's doorbell. Context: any. */
+static inline void ivshmem_ring(struct ivshmem_device *device)
+{
+	writel((device->id ^ 1) << 16, device->registers + IVSHMEM_DOORBELL);
+}
+
+/* main.c */
+extern struct vmloop_transport ivshmem_transport;
+
+/* control.c; process context, like probe and remove */
+extern const struct vmloop_transport_ops ivshmem_transport_ops;
+int ivshmem_control_add(struct ivshmem_device *device);
+void ivshmem_control_start(struct ivshmem_device *device);
+void ivshmem_control_remove(struct ivshmem_device *device);
+
+/* channel.c; process context, like probe and remove */
+int ivshmem_channel_add(struct ivshmem_device *device);
+int ivshmem_channel_start(struct ivshmem_device *device);
+void ivshmem_channel_remove(struct ivshmem_device *device);
+
+#endif /* VMLOOP_IVSHMEM_H */

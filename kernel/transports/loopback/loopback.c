@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * loopback.c - transport between two interfaces of the same guest.
+ *
+ * The reference for what a transport does, the test double for those that
+ * need a hypervisor, and a way to exercise core and paths in one guest: its
+ * "agent" is this file, its "host" the module's parameter. Two interfaces
+ * (say, the ends of a veth pair in two network namespaces) are peers 1 and 2
+ * of each other; the first frame between them brings a channel.
+ *
+ * Owns the region and the two links that share it. Links come and go in a
+ * work, as the core asks for them under its mutex.
+ */
+#include <linux/slab.h>
+#include <linux/vmalloc.h>
+
+#include "vmloop.h"
+
+#define RING_SIZE	(1U << 20)
+#define SIDE_OFFSET	VMLOOP_SHM_PAGE
+#define DATA_OFFSET	(16 * VMLOOP_SHM_PAGE)
+#define REGION_SIZE	(DATA_OFFSET + 2 * RING_SIZE)
+
+static char *interfaces = "";
+module_param(interfaces, charp, 0444);
+MODULE_PARM_DESC(interfaces, "hardware addresses of the two interfaces, separated by a comma");
+
+/* An end of the one channel: what peer @id is reached through. */
+struct end {
+	u64 id;		/* of the peer */
+	u8 local_mac[ETH_ALEN];
+	u8 mac[ETH_ALEN];
+	struct vmloop_link link;
+};
+
+static struct end ends[2];
+static void *region;		/* NULL while there is no channel */
+static u32 tag;			/* of the channel, 0 while there is none */
+static bool closed[2];		/* which ends have reported it closed */
+static u64 generation;
+static bool ending;		/* the module goes: make nothing more */
+static DEFINE_MUTEX(loopback_mutex);	/* protects all but @closed above */
+
+static struct vmloop_transport transport;
+
+/* A doorbell is a plain call: the other end looks at its lane. */
+static void ring(struct vmloop_link *link)
+{
+	vmloop_link_event(&ends[link == &ends[0].link].link);
+}
+
+static void say_directory(void)
+{
+	struct vmloop_msg_peer entry;
+	unsigned int i;
+
+	vmloop_directory_begin(&transport, ++generation);
+	for (i = 0; i < ARRAY_SIZE(ends); i++) {
+		entry = (struct vmloop_msg_peer){
+			.id = ends[i].id,
+			.epoch = 1,
+			.tag = tag ? tag + i : 0,
+			.flags = VMLOOP_PEER_TAGGED,
+		};
+		ether_addr_copy(entry.local_mac, ends[i].local_mac);
+		ether_addr_copy(entry.mac, ends[i].mac);
+		snprintf(entry.name, sizeof(entry.name), "loopback%u", i);
+		vmloop_directory_peer(&transport, &entry);
+	}
+	vmloop_directory_end(&transport, generation);
+}
+
+static void channel_make(void)
+{
+	struct vmloop_shm_header *header;
+	unsigned int i;
+
+	region = vzalloc(REGION_SIZE);
+	if (!region)
+		return;
+	header = region;
+	*header = (struct vmloop_shm_header){
+		.magic = VMLOOP_SHM_MAGIC,
+		.major = VMLOOP_SHM_MAJOR,
+		.minor = VMLOOP_SHM_MINOR,
+		.kind = VMLOOP_REGION_CHANNEL,
+		.size = REGION_SIZE,
+		.side_offset = { SIDE_OFFSET, SIDE_OFFSET + VMLOOP_SHM_PAGE },
+		.side_size = VMLOOP_SHM_PAGE,
+		.data_offset = { DATA_OFFSET, DATA_OFFSET + RING_SIZE },
+		.data_size = { RING_SIZE, RING_SIZE },
+	};
+
+	/* Each end has a tag of its own, as both are in one directory. */
+	tag = 1;
+	for (i = 0; i < ARRAY_SIZE(ends); i++) {
+		closed[i] = false;
+		ends[i].link = (struct vmloop_link){
+			.transport = &transport,
+			.tag = tag + i,
+			.side = i,
+			.base = region,
+			.size = REGION_SIZE,
+			.ring = ring,
+		};
+	}
+	say_directory();
+	for (i = 0; i < ARRAY_SIZE(ends); i++)
+		WARN_ON_ONCE(vmloop_link_add(&ends[i].link));
+}
+
+static void channel_unmake(void)
+{
+	unsigned int i;
+
+	if (!region)
+		return;
+	for (i = 0; i < ARRAY_SIZE(ends); i++)
+		vmloop_link_remove(&ends[i].link);
+	vfree(region);
+	region = NULL;
+	tag = 0;
+}
+
+static void make_work(struct work_struct *work)
+{
+	mutex_lock(&loopback_mutex);
+	if (!region && !ending)
+		channel_make();
+	mutex_unlock(&loopback_mutex);
+}
+
+static void unmake_work(struct work_struct *work)
+{
+	mutex_lock(&loopback_mutex);
+	channel_unmake();
+	if (!ending)
+		say_directory();
+	mutex_unlock(&loopback_mutex);
+}
+
+static DECLARE_WORK(make, make_work);
+static DECLARE_WORK(unmake, unmake_work);
+
+static int request(struct vmloop_transport *transport, u64 peer, u64 epoch,
+		   unsigned int attempt)
+{
+	schedule_work(&make);
+	return 0;
+}
+
+static void report(struct vmloop_transport *transport, u32 tag, u32 state)
+{
+	if (state != VMLOOP_STATE_CLOSED && state != VMLOOP_STATE_BROKEN)
+		return;
+	/* Under the core mutex: nobody else writes. */
+	closed[tag - 1] = true;
+	if (closed[0] && closed[1])
+		schedule_work(&unmake);
+}
+
+static const struct vmloop_transport_ops ops = {
+	.request = request,
+	.report = report,
+};
+
+static struct vmloop_transport transport = {
+	.name = "loopback",
+	.owner = THIS_MODULE,
+	.ops = &ops,
+};
+
+static int parse(u8 *first, u8 *second)
+{
+	char *comma = strchr(interfaces, ',');
+
+	if (!comma || !mac_pton(interfaces, first) ||
+	    !mac_pton(comma + 1, second)) {
+		pr_err("vmloop_loopback: interfaces=MAC,MAC is needed, as in interfaces=02:00:00:00:00:01,02:00:00:00:00:02\n");
+		return -EINVAL;
+	}
+	return 0;
+}
+
+static int __init loopback_init(void)
+{
+	const struct vmloop_msg_welcome welcome = {
+		.id = U64_MAX,
+		.epoch = 1,
+		.agent = 1,
+		.name = "loopback",
+	};
+	int err;
+
+	err = parse(ends[0].local_mac, ends[1].local_mac);
+	if (err)
+		return err;
+	ether_addr_copy(ends[0].mac, ends[1].local_mac);
+	ether_addr_copy(ends[1].mac, ends[0].local_mac);
+	ends[0].id = 2;
+	ends[1].id = 1;
+
+	err = vmloop_transport_register(&transport);
+	if (err)
+		return err;
+	vmloop_agent_here(&transport, &welcome);
+	mutex_lock(&loopback_mutex);
+	say_directory();
+	mutex_unlock(&loopback_mutex);
+	return 0;
+}
+
+static void __exit loopback_exit(void)
+{
+	mutex_lock(&loopback_mutex);
+	ending = true;
+	channel_unmake();
+	mutex_unlock(&loopback_mutex);
+	vmloop_transport_unregister(&transport);
+	/* A request or a report may have come until just now. */
+	cancel_work_sync(&make);
+	cancel_work_sync(&unmake);
+}
+
+module_init(loopback_init);
+module_exit(loopback_exit);
+
+MODULE_DESCRIPTION("Shared-memory networking between virtual machines: loopback transport");
+MODULE_AUTHOR("The vmloop developers");
+MODULE_VERSION(VMLOOP_VERSION);
+MODULE_LICENSE("GPL");
