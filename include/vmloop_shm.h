@@ -38,8 +38,8 @@
 #define VMLOOP_REGION_CONTROL	2	/* between the agent and one guest */
 
 /* Feature bits: vmloop_shm_side.features. A feature holds if both offer it. */
-#define VMLOOP_F_LARGE		(1ULL << 0) /* datagrams larger than the MTU */
-#define VMLOOP_F_GSO_UDP	(1ULL << 1) /* UDP segmentation (GSO_UDP_L4) */
+#define VMLOOP_F_LARGE		0x1ULL /* datagrams larger than the MTU */
+#define VMLOOP_F_GSO_UDP	0x2ULL /* UDP segmentation (GSO_UDP_L4) */
 
 /**
  * struct vmloop_shm_header - first page of a region
@@ -165,9 +165,9 @@ struct vmloop_shm_record {
 #define VMLOOP_RECORD_FRAME	1
 
 /* vmloop_shm_frame.flags */
-#define VMLOOP_FRAME_NEEDS_CSUM	(1 << 0) /* csum_start and csum_offset are set */
-#define VMLOOP_FRAME_DATA_VALID	(1 << 1) /* the transport checksum was not lost */
-#define VMLOOP_FRAME_VLAN	(1 << 2) /* vlan_proto and vlan_tci are set */
+#define VMLOOP_FRAME_NEEDS_CSUM	0x01 /* csum_start and csum_offset are set */
+#define VMLOOP_FRAME_DATA_VALID	0x02 /* the transport checksum was not lost */
+#define VMLOOP_FRAME_VLAN	0x04 /* vlan_proto and vlan_tci are set */
 
 /* vmloop_shm_frame.gso; numbers as in virtio 1.2, section 5.1.6 */
 #define VMLOOP_GSO_NONE		0
@@ -367,7 +367,7 @@ struct vmloop_msg_dir {
 };
 
 /* vmloop_msg_peer.flags */
-#define VMLOOP_PEER_TAGGED	(1 << 0) /* VLAN-tagged frames pass between them */
+#define VMLOOP_PEER_TAGGED	0x1 /* VLAN-tagged frames pass between them */
 
 /**
  * struct vmloop_msg_peer - agent: one interface of a peer, seen from one of ours

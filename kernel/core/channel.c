@@ -336,6 +336,7 @@ void vmloop_channel_shut(struct vmloop_channel *channel, bool peer_alive)
 		lane->path->lane_down(lane);
 	del_timer_sync(&channel->stall);
 
+	/* Pairs with the peer's acquire: all that we produced is published. */
 	virt_store_release(&channel->region.ours->state, VMLOOP_SIDE_CLOSING);
 	link->ring(link);
 	channel->deadline = jiffies;
@@ -348,9 +349,11 @@ void vmloop_channel_shut(struct vmloop_channel *channel, bool peer_alive)
 static bool channel_is_drained(struct vmloop_channel *channel)
 {
 	struct vmloop_lane *lane = &channel->lane;
-	u32 theirs = virt_load_acquire(&channel->region.theirs->state);
-	bool drained;
+	bool waiting;
+	u32 theirs;
 
+	/* Pairs with the peer's release: its last position is there to read. */
+	theirs = virt_load_acquire(&channel->region.theirs->state);
 	if (READ_ONCE(channel->broken) ||
 	    time_after_eq(jiffies, channel->deadline) ||
 	    theirs == VMLOOP_SIDE_CLOSED || theirs == VMLOOP_SIDE_ABSENT)
@@ -359,11 +362,11 @@ static bool channel_is_drained(struct vmloop_channel *channel)
 	if (theirs != VMLOOP_SIDE_CLOSING)
 		return false;
 	spin_lock_bh(&lane->tx_lock);
-	drained = vmloop_ring_drained(&lane->tx);
+	waiting = !vmloop_ring_drained(&lane->tx);
 	spin_unlock_bh(&lane->tx_lock);
 	/* Only compared: is what they produced what we have consumed? */
-	return drained && READ_ONCE(lane->rx.theirs->tx_head) ==
-			  READ_ONCE(lane->rx.published);
+	return !waiting && READ_ONCE(lane->rx.theirs->tx_head) ==
+			   READ_ONCE(lane->rx.published);
 }
 
 /* The end of a channel that was shut; frees it. */
@@ -375,6 +378,7 @@ static void channel_end(struct vmloop_channel *channel)
 
 	lockdep_assert_held(&vmloop_mutex);
 	channel->lane.path->lane_close(&channel->lane);
+	/* Pairs with the peer's acquire: we touch nothing of it any more. */
 	virt_store_release(&channel->region.ours->state, VMLOOP_SIDE_CLOSED);
 	link->ring(link);
 
@@ -398,7 +402,7 @@ static void channel_end_now(struct vmloop_channel *channel, bool peer_alive)
 {
 	vmloop_channel_shut(channel, peer_alive);
 	while (!channel_is_drained(channel))
-		msleep(4);
+		usleep_range(2000, 4000);
 	channel_end(channel);
 }
 

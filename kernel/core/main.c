@@ -7,7 +7,7 @@
 #define CREATE_TRACE_POINTS
 #include "trace.h"
 
-DEFINE_MUTEX(vmloop_mutex);
+DEFINE_MUTEX(vmloop_mutex);	/* protects all that changes state */
 struct workqueue_struct *vmloop_workqueue;
 
 static int __init vmloop_init(void)

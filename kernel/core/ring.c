@@ -110,6 +110,8 @@ static u32 tx_room(struct vmloop_ring_tx *tx, u32 want)
 
 	if (room >= want)
 		return room;
+	if (unlikely(tx->broken))
+		return 0;
 
 	tail = ring_load_acquire(&tx->theirs->rx_tail);	/* pairs with (B) */
 	/* It may only have moved forward, and not past what we published. */
@@ -258,6 +260,8 @@ static u32 rx_available(struct vmloop_ring_rx *rx)
 
 	if (rx->head != rx->tail)
 		return rx->head - rx->tail;
+	if (unlikely(rx->broken))
+		return 0;
 
 	head = ring_load_acquire(&rx->theirs->tx_head);	/* pairs with (A) */
 	/* What we have not given back yet cannot have been written again. */

@@ -43,8 +43,8 @@ void vmloop_count_frame(struct vmloop_peer *peer, enum vmloop_counter frames,
 {
 	const u64 n[] = { 1, bytes };
 
-	BUILD_BUG_ON(VMLOOP_TX_BYTES != VMLOOP_TX_FRAMES + 1);
-	BUILD_BUG_ON(VMLOOP_RX_BYTES != VMLOOP_RX_FRAMES + 1);
+	BUILD_BUG_ON(VMLOOP_TX_FRAMES + 1 != VMLOOP_TX_BYTES);
+	BUILD_BUG_ON(VMLOOP_RX_FRAMES + 1 != VMLOOP_RX_BYTES);
 	count_at(peer->stats, frames, n, ARRAY_SIZE(n));
 }
 EXPORT_SYMBOL_GPL(vmloop_count_frame);

@@ -137,7 +137,7 @@ struct vmloop_lane {
 	const struct vmloop_path *path;
 	void *priv;
 
-	spinlock_t tx_lock;
+	spinlock_t tx_lock;	/* protects tx */
 	struct vmloop_ring_tx tx;
 
 	struct vmloop_ring_rx rx ____cacheline_aligned_in_smp;

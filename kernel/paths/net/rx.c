@@ -75,10 +75,10 @@ static bool apply_offloads(struct sk_buff *skb,
 {
 	struct virtio_net_hdr hdr = {
 		.gso_type = frame->gso,
-		.hdr_len = frame->hdr_len,
-		.gso_size = frame->gso_size,
-		.csum_start = frame->csum_start,
-		.csum_offset = frame->csum_offset,
+		.hdr_len = __cpu_to_virtio16(true, frame->hdr_len),
+		.gso_size = __cpu_to_virtio16(true, frame->gso_size),
+		.csum_start = __cpu_to_virtio16(true, frame->csum_start),
+		.csum_offset = __cpu_to_virtio16(true, frame->csum_offset),
 	};
 	unsigned int ip_min = sizeof(struct iphdr);
 

@@ -320,8 +320,9 @@ void ivshmem_control_start(struct ivshmem_device *device)
 	WRITE_ONCE(ours->features, VMLOOP_F_LARGE | VMLOOP_F_GSO_UDP);
 	WRITE_ONCE(ours->max_record, sizeof(union message));
 	WRITE_ONCE(ours->lanes, 1);
-	/* Both pair with the agent's acquires. */
+	/* Pairs with the agent's acquire: our positions are zero. */
 	virt_store_release(&ours->incarnation, control->incarnation);
+	/* Pairs with the agent's acquire: all else is set. */
 	virt_store_release(&ours->state, VMLOOP_SIDE_READY);
 
 	spin_lock_bh(&control_lock);
@@ -350,6 +351,7 @@ void ivshmem_control_remove(struct ivshmem_device *device)
 	spin_unlock_bh(&control_lock);
 
 	cancel_work_sync(&control->work);
+	/* Nothing is written to the region after this. */
 	virt_store_release(&control->region.ours->state, VMLOOP_SIDE_CLOSED);
 	ivshmem_ring(device);
 	if (was_current)

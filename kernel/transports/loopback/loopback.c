@@ -11,12 +11,13 @@
  * Owns the region and the two links that share it. Links come and go in a
  * work, as the core asks for them under its mutex.
  */
+#include <linux/sizes.h>
 #include <linux/slab.h>
 #include <linux/vmalloc.h>
 
 #include "vmloop.h"
 
-#define RING_SIZE	(1U << 20)
+#define RING_SIZE	SZ_1M
 #define SIDE_OFFSET	VMLOOP_SHM_PAGE
 #define DATA_OFFSET	(16 * VMLOOP_SHM_PAGE)
 #define REGION_SIZE	(DATA_OFFSET + 2 * RING_SIZE)
