@@ -1,0 +1,18 @@
+//! What vmloop programs that share memory agree on, for Rust.
+//!
+//! - [`shm`]: the structures and numbers of `include/vmloop_shm.h`;
+//! - [`message`]: the control messages, checked;
+//! - [`control`]: the agent's end of a control region, over the ring that is
+//!   compiled from `kernel/core/ring.c`, so that there is one implementation;
+//! - [`memory`]: sealed memory for regions, and the layout of channels.
+//!
+//! Everything unsafe of the host side lives in this crate, in the modules
+//! `ring`, `mapping`, `control` and `readiness`.
+
+pub mod control;
+mod mapping;
+pub mod memory;
+pub mod message;
+pub mod readiness;
+mod ring;
+pub mod shm;

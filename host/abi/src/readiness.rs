@@ -1,0 +1,20 @@
+//! File descriptors that a task can wait for.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Watches a descriptor that can be polled, such as an eventfd or a pidfd, for
+/// something to read.
+///
+/// # Errors
+/// Those of epoll_ctl(2).
+pub fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an OwnedFd names the same open descriptor for as long as it
+    // lives, and AsyncFd owns it.
+    let watched = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+    watched.map_err(io::Error::from)
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* What a test compares the Rust mirror of ring.h with. */
+#include "ring.h"
+
+size_t vmloop_shim_tx_size(void)
+{
+	return sizeof(struct vmloop_ring_tx);
+}
+
+size_t vmloop_shim_rx_size(void)
+{
+	return sizeof(struct vmloop_ring_rx);
+}
+
+size_t vmloop_shim_tx_broken(void)
+{
+	return offsetof(struct vmloop_ring_tx, broken);
+}
+
+size_t vmloop_shim_rx_broken(void)
+{
+	return offsetof(struct vmloop_ring_rx, broken);
+}

@@ -1,0 +1,402 @@
+//! What `vmloop` and `vmloopd` say to each other: one JSON object a line, over
+//! a unix socket that only root can open.
+//!
+//! A client sends [`Request`]s and gets one [`Reply`] for each, in order.
+//! After [`Request::Events`] the agent sends a [`Reply`] with an [`Event`]
+//! each time something happens, until the client hangs up.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Where the agent listens unless told otherwise.
+pub const SOCKET: &str = "/run/vmloop/vmloopd.sock";
+
+/// Longest line in bytes that either side accepts.
+pub const LINE_MAX: usize = 16 << 20;
+
+/// What a client asks for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// Attach to the machine behind a QMP socket; answers with its [`Guest`].
+    Attach {
+        /// path of the socket
+        qmp: PathBuf,
+        /// name to give it; QEMU's own name, or the socket's, if absent
+        name: Option<String>,
+    },
+    /// Close a guest's channels, unplug its control device, forget it.
+    Detach {
+        /// name, UUID or identity
+        guest: String,
+    },
+    /// Close the channel between two guests; they may ask for it again.
+    Close {
+        /// name, UUID or identity of one
+        a: String,
+        /// and of the other
+        b: String,
+    },
+    /// Answers with [`Status`].
+    Status,
+    /// Answers with [`Listing`].
+    List,
+    /// As List, with the guests' counters, asked for now.
+    Stats,
+    /// Answers with an [`Event`] at every change.
+    Events,
+    /// Answers with the text of the policy in force.
+    PolicyShow,
+    /// Reads the policy again; answers with its text.
+    PolicyReload,
+}
+
+/// The agent's answer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reply {
+    /// It worked.
+    Ok(Value),
+    /// It did not.
+    Error(Problem),
+}
+
+/// What went wrong, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// One of a few words that programs can rely on, such as `no-such-guest`.
+    pub code: String,
+    /// What went wrong, for people.
+    pub message: String,
+    /// What to do about it, for people; may be empty.
+    #[serde(default)]
+    pub hint: String,
+}
+
+impl Problem {
+    /// A problem without a hint.
+    pub fn new(code: &str, message: impl Into<String>) -> Self {
+        Self { code: code.into(), message: message.into(), hint: String::new() }
+    }
+
+    /// The same with a hint.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = hint.into();
+        self
+    }
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)?;
+        if !self.hint.is_empty() {
+            write!(f, "\n  {}", self.hint)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problem {}
+
+/// The agent.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Status {
+    /// of the agent
+    pub version: String,
+    /// process id
+    pub pid: u32,
+    /// since the agent started, in seconds
+    pub uptime_s: u64,
+    /// guests that are attached
+    pub guests: usize,
+    /// of those, how many run the modules
+    pub guests_ready: usize,
+    /// channels that carry traffic
+    pub channels_up: usize,
+    /// channels in any state
+    pub channels: usize,
+    /// file of the policy
+    pub policy: PathBuf,
+    /// why the file as it stands now is not in force; empty if it is
+    pub policy_error: String,
+    /// still reattaching to the guests of an earlier agent
+    pub recovering: bool,
+    /// what was counted since the agent started
+    pub counters: Counters,
+}
+
+/// What the agent counted since it started.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Counters {
+    /// channels plugged
+    pub channels_opened: u64,
+    /// channels unplugged
+    pub channels_closed: u64,
+    /// channels that could not be plugged
+    pub channels_failed: u64,
+    /// WANT messages
+    pub wants: u64,
+    /// WANT messages that were refused
+    pub refused: u64,
+    /// messages ignored, for any reason
+    pub malformed: u64,
+    /// control devices replaced, as the guest broke the protocol
+    pub control_broken: u64,
+    /// times that a guest was slowed down, as it said too much
+    pub throttled: u64,
+    /// guests that went away
+    pub guests_gone: u64,
+}
+
+/// All guests and channels.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Listing {
+    /// by name
+    pub guests: Vec<Guest>,
+    /// by tag
+    pub channels: Vec<Channel>,
+}
+
+/// One guest.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Guest {
+    /// its name on this host
+    pub name: String,
+    /// identity, 16 hexadecimal digits
+    pub id: String,
+    /// epoch, 16 hexadecimal digits
+    pub epoch: String,
+    /// of the machine; empty if it has none
+    pub uuid: String,
+    /// its QMP socket
+    pub qmp: PathBuf,
+    /// of its QEMU
+    pub pid: u32,
+    /// QEMU's machine type
+    pub machine: String,
+    /// `attaching`, `attached` (no modules), `ready`, `detaching`
+    pub state: String,
+    /// version of its modules; empty unless ready
+    pub version: String,
+    /// its kernel; empty unless ready
+    pub kernel: String,
+    /// its interfaces
+    pub nics: Vec<Nic>,
+    /// the addresses that it advertised
+    pub ips: Vec<String>,
+}
+
+/// One network interface of a guest.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Nic {
+    /// as QEMU was told
+    pub mac: String,
+    /// host interface; empty if it is none
+    pub tap: String,
+    /// bridge of that; empty if there is none
+    pub bridge: String,
+    /// untagged VLAN on that bridge; 0 if the bridge does not filter
+    pub vlan: u16,
+    /// why this interface can have no channels; empty if it can
+    pub blocked: String,
+}
+
+/// One channel.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Channel {
+    /// tag, unique in each of the two guests
+    pub tag: u32,
+    /// side 0
+    pub a: Side,
+    /// side 1
+    pub b: Side,
+    /// `plugging`, `open`, `up`, `closing`, `stuck`
+    pub state: String,
+    /// why it is closing; empty otherwise
+    pub reason: String,
+    /// since it was asked for, in seconds
+    pub age_s: u64,
+    /// of each ring in bytes; 0 if an earlier agent made it
+    pub ring_size: u32,
+}
+
+/// One end of a channel.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Side {
+    /// name of the guest
+    pub guest: String,
+    /// what it said last: `none`, `up`, `idle`, `closed`, `broken`
+    pub state: String,
+    /// its counters; only in the answer to [`Request::Stats`], if it answered
+    pub stats: Option<Stats>,
+}
+
+/// Counters of one end of a channel, since the channel began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stats {
+    /// frames given to the channel
+    pub tx_frames: u64,
+    /// their bytes
+    pub tx_bytes: u64,
+    /// frames received from it
+    pub rx_frames: u64,
+    /// their bytes
+    pub rx_bytes: u64,
+    /// doorbells rung
+    pub tx_doorbells: u64,
+    /// doorbells heard
+    pub rx_doorbells: u64,
+    /// times that the ring was full
+    pub tx_full: u64,
+    /// frames dropped
+    pub rx_dropped: u64,
+}
+
+/// Something happened.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Event {
+    /// seconds since the epoch
+    pub time: f64,
+    /// what, such as `guest-attached`, `channel-up`
+    pub event: String,
+    /// to which guest
+    pub guest: String,
+    /// and which other one; may be empty
+    pub peer: String,
+    /// tag of the channel; 0 if none
+    pub tag: u32,
+    /// more, for people
+    pub detail: String,
+}
+
+/// Why a call failed.
+#[derive(Debug)]
+pub enum CallError {
+    /// The agent cannot be reached; also when the connection breaks.
+    Io(PathBuf, io::Error),
+    /// The agent said no.
+    Problem(Problem),
+    /// The agent's answer is not what was expected: another version.
+    Answer(String),
+}
+
+impl std::fmt::Display for CallError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Io(path, error) => {
+                let path = path.display();
+                match error.kind() {
+                    io::ErrorKind::NotFound => write!(
+                        f,
+                        "no agent at {path}\n  start it with: systemctl start vmloopd (or vmloopd --socket {path})"
+                    ),
+                    io::ErrorKind::ConnectionRefused => write!(
+                        f,
+                        "no agent listens at {path} any more\n  start it with: systemctl start vmloopd"
+                    ),
+                    io::ErrorKind::PermissionDenied => {
+                        write!(f, "not allowed to talk to the agent at {path}\n  run this as root")
+                    }
+                    _ => write!(f, "the agent at {path}: {error}"),
+                }
+            }
+            Self::Problem(problem) => problem.fmt(f),
+            Self::Answer(what) => write!(
+                f,
+                "the agent's answer makes no sense: {what}\n  are vmloop and vmloopd of the same version?"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for CallError {}
+
+/// A connection to the agent that waits for each answer.
+pub struct Client {
+    path: PathBuf,
+    stream: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connects.
+    ///
+    /// # Errors
+    /// [`CallError::Io`], whose text says what to do.
+    pub fn connect(path: &Path) -> Result<Self, CallError> {
+        let stream =
+            UnixStream::connect(path).map_err(|error| CallError::Io(path.into(), error))?;
+        // An attach takes some seconds at worst; nothing takes a minute.
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .map_err(|error| CallError::Io(path.into(), error))?;
+        Ok(Self { path: path.into(), stream: BufReader::new(stream) })
+    }
+
+    /// Asks, and waits for the answer.
+    ///
+    /// # Errors
+    /// All of [`CallError`].
+    pub fn call<T: DeserializeOwned>(&mut self, request: &Request) -> Result<T, CallError> {
+        let mut line =
+            serde_json::to_vec(request).map_err(|error| CallError::Answer(error.to_string()))?;
+        line.push(b'\n');
+        self.stream
+            .get_mut()
+            .write_all(&line)
+            .map_err(|error| CallError::Io(self.path.clone(), error))?;
+        self.next()
+    }
+
+    /// Waits for the next answer, after [`Request::Events`].
+    ///
+    /// # Errors
+    /// All of [`CallError`].
+    pub fn next<T: DeserializeOwned>(&mut self) -> Result<T, CallError> {
+        let mut line = String::new();
+        let read = self
+            .stream
+            .read_line(&mut line)
+            .map_err(|error| CallError::Io(self.path.clone(), error))?;
+        if read == 0 {
+            let error = io::Error::new(io::ErrorKind::UnexpectedEof, "it hung up");
+            return Err(CallError::Io(self.path.clone(), error));
+        }
+        match serde_json::from_str(&line) {
+            Ok(Reply::Ok(value)) => {
+                serde_json::from_value(value).map_err(|error| CallError::Answer(error.to_string()))
+            }
+            Ok(Reply::Error(problem)) => Err(CallError::Problem(problem)),
+            Err(error) => Err(CallError::Answer(error.to_string())),
+        }
+    }
+
+    /// Waits without limit from now on, for [`Request::Events`].
+    pub fn wait_forever(&mut self) {
+        // Fails only for a duration of zero.
+        let _ = self.stream.get_ref().set_read_timeout(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_read_well() {
+        let attach = Request::Attach { qmp: "/run/a.sock".into(), name: None };
+        assert_eq!(
+            serde_json::to_string(&attach).expect("JSON"),
+            r#"{"do":"attach","qmp":"/run/a.sock","name":null}"#
+        );
+        let request: Request = serde_json::from_str(r#"{"do":"policy-show"}"#).expect("JSON");
+        assert!(matches!(request, Request::PolicyShow));
+        assert!(serde_json::from_str::<Request>(r#"{"do":"detach"}"#).is_err());
+    }
+}

@@ -1,0 +1,282 @@
+//! On a host: what the agent says.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use vmloop_api::{Channel, Client, Event, Guest, Listing, Request, Stats, Status};
+use vmloopd::policy;
+
+use crate::options::{Command, Options, Policy};
+use crate::table::{Table, bytes, dash, duration};
+use crate::top::{self, Row};
+
+/// Reads a policy, and says what is wrong with it.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_policy(file: &Path) -> anyhow::Result<()> {
+    let policy = policy::Policy::read(file)?;
+    println!(
+        "{}: good (rings of {}, idle after {} ms)",
+        file.display(),
+        bytes(policy.ring_size.into()),
+        policy.idle_ms
+    );
+    Ok(())
+}
+
+/// Runs a command.
+///
+/// # Errors
+/// What failed, and what to do.
+pub fn run(options: &Options) -> anyhow::Result<()> {
+    let path = options.socket.clone().unwrap_or_else(|| PathBuf::from(vmloop_api::SOCKET));
+    let mut agent = Client::connect(&path)?;
+    let out = &mut io::stdout().lock();
+    match &options.command {
+        Command::Attach { qmp, name } => {
+            let qmp = std::path::absolute(qmp)?;
+            let guest: Guest = agent.call(&Request::Attach { qmp, name: name.clone() })?;
+            writeln!(out, "attached to {} ({}, process {})", guest.name, guest.machine, guest.pid)?;
+            for nic in &guest.nics {
+                if nic.blocked.is_empty() {
+                    writeln!(out, "  {} on {}{}", nic.mac, nic.bridge, vlan(nic.vlan))?;
+                } else {
+                    writeln!(out, "  {}: no channels, as {}", nic.mac, nic.blocked)?;
+                }
+            }
+            if guest.nics.is_empty() {
+                writeln!(out, "  it has no network interface, and so will have no channels")?;
+            }
+            Ok(())
+        }
+        Command::Detach { guest } => {
+            let _: Value = agent.call(&Request::Detach { guest: guest.clone() })?;
+            Ok(())
+        }
+        Command::Close { a, b } => {
+            let _: Value = agent.call(&Request::Close { a: a.clone(), b: b.clone() })?;
+            Ok(())
+        }
+        Command::Status { json } => {
+            let status: Status = agent.call(&Request::Status)?;
+            if *json {
+                return print_json(out, &status);
+            }
+            show_status(out, &status)?;
+            Ok(())
+        }
+        Command::Ls { json } => {
+            let listing: Listing = agent.call(&Request::List)?;
+            if *json {
+                return print_json(out, &listing);
+            }
+            show_listing(out, &listing)?;
+            Ok(())
+        }
+        Command::Stats { json } => {
+            let listing: Listing = agent.call(&Request::Stats)?;
+            if *json {
+                return print_json(out, &listing.channels);
+            }
+            show_stats(out, &listing.channels)?;
+            Ok(())
+        }
+        Command::Top { interval, batch } => top::run(*interval, *batch, &mut || {
+            let listing: Listing = agent.call(&Request::Stats)?;
+            Ok(listing.channels.iter().map(row).collect())
+        }),
+        Command::Events { json } => {
+            let mut change: Event = {
+                agent.wait_forever();
+                agent.call(&Request::Events)?
+            };
+            loop {
+                if *json {
+                    serde_json::to_writer(&mut *out, &change)?;
+                    writeln!(out)?;
+                } else {
+                    show_event(out, &change)?;
+                }
+                out.flush()?;
+                change = agent.next()?;
+            }
+        }
+        Command::Policy { command } => match command {
+            Policy::Show => {
+                let text: String = agent.call(&Request::PolicyShow)?;
+                write!(out, "{text}")?;
+                Ok(())
+            }
+            Policy::Reload => {
+                let _: String = agent.call(&Request::PolicyReload)?;
+                Ok(())
+            }
+            Policy::Check { file } => check_policy(file),
+        },
+        Command::Off | Command::On | Command::Reset { .. } => {
+            anyhow::bail!(
+                "this is for guests\n  on a host: vmloop detach GUEST, vmloop attach, or a policy"
+            )
+        }
+        Command::Gen { directory } => crate::generate::run(directory),
+    }
+}
+
+/// Prints JSON with line breaks.
+///
+/// # Errors
+/// Those of writing.
+pub fn print_json(out: &mut dyn Write, value: &impl serde::Serialize) -> anyhow::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, value)?;
+    writeln!(out)?;
+    Ok(())
+}
+
+fn vlan(vlan: u16) -> String {
+    if vlan == 0 { String::new() } else { format!(" VLAN {vlan}") }
+}
+
+fn show_status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
+    writeln!(
+        out,
+        "vmloopd {}, process {}, up {}{}",
+        status.version,
+        status.pid,
+        duration(status.uptime_s),
+        if status.recovering { ", recovering" } else { "" }
+    )?;
+    writeln!(out, "guests    {} ({} run the modules)", status.guests, status.guests_ready)?;
+    writeln!(out, "channels  {} ({} up)", status.channels, status.channels_up)?;
+    writeln!(out, "policy    {}", status.policy.display())?;
+    if !status.policy_error.is_empty() {
+        writeln!(out, "          NOT in force as it stands now: {}", status.policy_error)?;
+    }
+    let counters = &status.counters;
+    writeln!(
+        out,
+        "opened {}, closed {}, failed {}; asked for {}, refused {}",
+        counters.channels_opened,
+        counters.channels_closed,
+        counters.channels_failed,
+        counters.wants,
+        counters.refused
+    )?;
+    writeln!(
+        out,
+        "guests gone {}; messages ignored {}, control devices replaced {}, throttled {}",
+        counters.guests_gone, counters.malformed, counters.control_broken, counters.throttled
+    )
+}
+
+fn show_listing(out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
+    let mut table = Table::new(&["GUEST", "STATE", "MACHINE", "KERNEL", "MAC", "NETWORK", "IP"]);
+    for guest in &listing.guests {
+        let nics = guest.nics.len().max(1);
+        for index in 0..nics {
+            let nic = guest.nics.get(index).cloned().unwrap_or_default();
+            let network = if nic.blocked.is_empty() && !nic.bridge.is_empty() {
+                format!("{}{}", nic.bridge, vlan(nic.vlan))
+            } else {
+                format!("none: {}", nic.blocked)
+            };
+            let first = |text: &str| if index == 0 { dash(text) } else { String::new() };
+            table.row([
+                first(&guest.name),
+                first(&guest.state),
+                first(&guest.machine),
+                first(&guest.kernel),
+                dash(&nic.mac),
+                network,
+                first(&guest.ips.join(" ")),
+            ]);
+        }
+    }
+    if table.is_empty() {
+        return writeln!(out, "no guests; attach one with: vmloop attach --qmp SOCKET");
+    }
+    table.write(out)?;
+    if listing.channels.is_empty() {
+        return Ok(());
+    }
+    writeln!(out)?;
+    let mut table = Table::new(&["TAG", "STATE", "A", "B", "RING", "AGE", ""]);
+    for channel in &listing.channels {
+        table.row([
+            channel.tag.to_string(),
+            channel.state.clone(),
+            format!("{} ({})", channel.a.guest, channel.a.state),
+            format!("{} ({})", channel.b.guest, channel.b.state),
+            if channel.ring_size == 0 { "-".into() } else { bytes(channel.ring_size.into()) },
+            duration(channel.age_s),
+            channel.reason.clone(),
+        ]);
+    }
+    table.write(out)
+}
+
+fn show_stats(out: &mut dyn Write, channels: &[Channel]) -> io::Result<()> {
+    let mut table =
+        Table::new(&["TAG", "FROM", "TO", "FRAMES", "BYTES", "DOORBELLS", "FULL", "DROPPED"]);
+    for channel in channels {
+        for (from, to) in [(&channel.a, &channel.b), (&channel.b, &channel.a)] {
+            let cell = |side: &vmloop_api::Side, value: fn(&Stats) -> u64| {
+                side.stats.as_ref().map_or_else(|| "-".into(), |stats| value(stats).to_string())
+            };
+            table.row([
+                channel.tag.to_string(),
+                from.guest.clone(),
+                to.guest.clone(),
+                cell(from, |stats| stats.tx_frames),
+                cell(from, |stats| stats.tx_bytes),
+                cell(from, |stats| stats.tx_doorbells),
+                cell(from, |stats| stats.tx_full),
+                // Frames are dropped by whoever receives them.
+                cell(to, |stats| stats.rx_dropped),
+            ]);
+        }
+    }
+    if table.is_empty() {
+        return writeln!(out, "no channels");
+    }
+    table.write(out)
+}
+
+fn row(channel: &Channel) -> Row {
+    let stats = |side: &vmloop_api::Side| side.stats.unwrap_or_default();
+    let (a, b) = (stats(&channel.a), stats(&channel.b));
+    Row {
+        name: format!("{} - {}", channel.a.guest, channel.b.guest),
+        state: channel.state.clone(),
+        out_bytes: a.tx_bytes,
+        out_frames: a.tx_frames,
+        in_bytes: b.tx_bytes,
+        in_frames: b.tx_frames,
+        doorbells: a.tx_doorbells + b.tx_doorbells,
+        dropped: a.rx_dropped + b.rx_dropped,
+    }
+}
+
+fn show_event(out: &mut dyn Write, change: &Event) -> io::Result<()> {
+    let seconds = change.time.rem_euclid(86400.0);
+    write!(
+        out,
+        "{:02}:{:02}:{:06.3}Z {:<16} {}",
+        (seconds / 3600.0) as u32,
+        (seconds / 60.0) as u32 % 60,
+        seconds % 60.0,
+        change.event,
+        change.guest
+    )?;
+    if !change.peer.is_empty() {
+        write!(out, " - {}", change.peer)?;
+    }
+    if change.tag != 0 {
+        write!(out, " tag {}", change.tag)?;
+    }
+    if !change.detail.is_empty() {
+        write!(out, " ({})", change.detail)?;
+    }
+    writeln!(out)
+}

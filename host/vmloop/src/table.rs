@@ -1,0 +1,114 @@
+//! Tables of text, and numbers for people.
+
+use std::io::{self, Write};
+
+/// Rows under headings, columns as wide as they must be.
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// With these headings.
+    pub fn new(headings: &[&str]) -> Self {
+        Self { rows: vec![headings.iter().map(|text| (*text).to_owned()).collect()] }
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    /// Whether there is nothing but headings.
+    pub fn is_empty(&self) -> bool {
+        self.rows.len() == 1
+    }
+
+    /// Writes it.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| {
+            self.rows
+                .iter()
+                .filter_map(|row| row.get(column))
+                .map(|cell| cell.chars().count())
+                .max()
+                .unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (cell, width) in row.iter().zip(&widths) {
+                line.push_str(&format!("{cell:<width$}  "));
+            }
+            writeln!(out, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// `1.2M`, in steps of 1000.
+pub fn short(number: f64) -> String {
+    let mut number = number;
+    for unit in ["", "k", "M", "G", "T"] {
+        if number < 999.5 {
+            let digits = usize::from(!unit.is_empty() && number < 99.95);
+            return format!("{number:.digits$}{unit}");
+        }
+        number /= 1000.0;
+    }
+    format!("{number:.0}P")
+}
+
+/// `4 MiB`
+pub fn bytes(number: u64) -> String {
+    let mut number = number;
+    for unit in ["B", "KiB", "MiB"] {
+        if number < 1024 || !number.is_multiple_of(1024) {
+            return format!("{number} {unit}");
+        }
+        number /= 1024;
+    }
+    format!("{number} GiB")
+}
+
+/// `3h12m`
+pub fn duration(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{}s", seconds / 60, seconds % 60),
+        3600..86400 => format!("{}h{}m", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{}d{}h", seconds / 86400, seconds / 3600 % 24),
+    }
+}
+
+/// `-` for nothing.
+pub fn dash(text: &str) -> String {
+    if text.is_empty() { "-".into() } else { text.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers() {
+        let shorts: Vec<_> =
+            [0.0, 12.0, 999.0, 1234.0, 99_949.0, 123_456.0, 9.9e9, 1e18].map(short).into();
+        assert_eq!(shorts, ["0", "12", "999", "1.2k", "99.9k", "123k", "9.9G", "1000P"]);
+        assert_eq!([bytes(4 << 20), bytes(0), bytes(1000)], ["4 MiB", "0 B", "1000 B"]);
+        assert_eq!(duration(3723), "1h2m");
+    }
+
+    #[test]
+    fn tables() {
+        let mut table = Table::new(&["A", "B"]);
+        assert!(table.is_empty());
+        table.row(["long".into(), "x".into()]);
+        let mut out = Vec::new();
+        table.write(&mut out).expect("written");
+        assert_eq!(String::from_utf8_lossy(&out), "A     B\nlong  x\n");
+    }
+}

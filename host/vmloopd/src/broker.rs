@@ -1,0 +1,1465 @@
+//! The one task that decides: who is here, who may talk, which channels there
+//! are. Everything that waits for a guest or for QEMU happens in other tasks,
+//! which send [`Event`]s here.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, error, info, warn};
+use vmloop_abi::message::{self, Address, AgentMessage, ChannelState, GuestMessage};
+use vmloop_abi::shm;
+use vmloop_api::{self as api, Problem, Request};
+
+use crate::channel::{self, ChannelKey, News};
+use crate::counters::Counters;
+use crate::device;
+use crate::directory::{Member, View, free_tag};
+use crate::guest::{self, Bucket, Connected, Handle, Key};
+use crate::links::Links;
+use crate::machine::{Found, Machine, Nic, format_mac};
+use crate::policy::{Policy, Who};
+use crate::state::{self, Saved};
+
+/// How long the agent waits for the guests of an earlier one to be attached
+/// before it decides which channels to keep.
+const RECOVERY: Duration = Duration::from_secs(10);
+/// How long guests may take to say HELLO after that before their channels are
+/// closed.
+const RETURN: Duration = Duration::from_secs(10);
+/// How long guests may take to send their counters.
+const STATS: Duration = Duration::from_millis(300);
+/// A channel that lived shorter than this counts as a failure of its pair.
+const SHORT_LIFE: Duration = Duration::from_secs(5);
+/// Longest time that a pair must wait after failures.
+const BACK_OFF_MAX: Duration = Duration::from_secs(60);
+/// Wait after a lack of slots.
+const SLOTS_RETRY: Duration = Duration::from_secs(30);
+
+/// Everything that the broker hears.
+pub enum Event {
+    /// A client of the API asks.
+    Api(Request, oneshot::Sender<Result<Value, Problem>>),
+    /// Attach to a QMP socket, unless that was done already; from the watch.
+    Appeared {
+        /// the socket
+        path: PathBuf,
+        /// name from the configuration
+        name: Option<String>,
+        /// how it went
+        reply: oneshot::Sender<Result<Value, Problem>>,
+    },
+    /// A guest's task has connected.
+    Connected(Box<Connected>),
+    /// A guest's control device is plugged.
+    ControlUp {
+        /// the guest
+        key: Key,
+    },
+    /// A guest's modules are not there any more.
+    Away {
+        /// the guest
+        key: Key,
+    },
+    /// A guest said something.
+    Guest {
+        /// the guest
+        key: Key,
+        /// what
+        message: GuestMessage,
+    },
+    /// A guest's interfaces.
+    Nics {
+        /// the guest
+        key: Key,
+        /// all of them
+        nics: Vec<Nic>,
+    },
+    /// A guest's task has ended.
+    Left {
+        /// the guest
+        key: Key,
+        /// why it could not be attached; None if it was
+        problem: Option<Problem>,
+    },
+    /// News of a channel.
+    Channel {
+        /// the channel
+        key: ChannelKey,
+        /// what
+        news: News,
+    },
+    /// A device of an earlier agent is gone.
+    OrphanGone {
+        /// the guest
+        key: Key,
+        /// tag of the channel
+        tag: u32,
+    },
+    /// The host's network changed.
+    Links(Links),
+    /// SIGHUP
+    Reload,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Connected; the control device is not plugged yet.
+    Attaching,
+    Attached,
+    /// Channels are being closed, then the control device goes.
+    Detaching,
+}
+
+struct Hello {
+    version: String,
+    kernel: String,
+}
+
+struct Guest {
+    machine: Machine,
+    name: String,
+    path: PathBuf,
+    phase: Phase,
+    handle: Handle,
+    hello: Option<Hello>,
+    addresses: Vec<(Address, u64)>,
+    /// Tags of an earlier agent's channels, until they are adopted or gone.
+    found: Vec<Found>,
+    orphans: HashSet<u32>,
+    go: Option<oneshot::Sender<Result<(), Problem>>>,
+    wants: Bucket,
+    told: guest::Directory,
+    disputes: HashSet<std::net::IpAddr>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Plugging,
+    Open,
+    /// CLOSE was sent; the tag is still in the directories.
+    Closing,
+    Unplugging,
+}
+
+struct ChannelSide {
+    guest: Key,
+    id: u64,
+    name: String,
+    state: Option<ChannelState>,
+    gone: bool,
+    stats: Option<(u32, message::Counters)>,
+}
+
+struct Channel {
+    tag: u32,
+    sides: [ChannelSide; 2],
+    stage: Stage,
+    stuck: bool,
+    reason: Option<u32>,
+    failure: Option<(u32, String)>,
+    wanted_by: HashSet<Key>,
+    ring_size: u32,
+    since: Instant,
+    adopted: bool,
+    commands: mpsc::UnboundedSender<channel::Command>,
+}
+
+#[derive(Clone, Copy)]
+struct BackOff {
+    failures: u32,
+    until: Instant,
+}
+
+struct Collecting {
+    cookie: u32,
+    waiting: HashSet<Key>,
+    deadline: Instant,
+    replies: Vec<oneshot::Sender<Result<Value, Problem>>>,
+}
+
+/// What the broker is made of.
+pub struct Config {
+    /// file of the policy
+    pub policy: PathBuf,
+    /// file of the soft state
+    pub state: PathBuf,
+}
+
+/// See the module.
+pub struct Broker {
+    config: Config,
+    events: mpsc::Sender<Event>,
+    counters: Arc<Counters>,
+    log: broadcast::Sender<api::Event>,
+    started: Instant,
+    agent: u64,
+    policy: Policy,
+    policy_error: String,
+    links: Links,
+    have_links: bool,
+    guests: HashMap<Key, Guest>,
+    /// In the order in which they came.
+    order: Vec<Key>,
+    /// Sockets of guests that are attached or about to be.
+    paths: HashMap<Key, PathBuf>,
+    channels: HashMap<ChannelKey, Channel>,
+    back_off: HashMap<(u64, u64), BackOff>,
+    attaching: HashMap<Key, oneshot::Sender<Result<Value, Problem>>>,
+    detaching: HashMap<Key, Vec<oneshot::Sender<Result<Value, Problem>>>>,
+    collecting: Option<Collecting>,
+    /// Guests of an earlier agent that are not attached yet, and until when to
+    /// wait for them. None once it is decided which channels stay.
+    recovering: Option<(HashSet<Key>, Instant)>,
+    /// When guests that have not said HELLO lose the channels they had.
+    return_by: Option<Instant>,
+    next_key: u64,
+    next_claim: u64,
+    next_cookie: u32,
+    dirty: bool,
+}
+
+fn hex(id: u64) -> String {
+    format!("{id:016x}")
+}
+
+fn close_reason(reason: u32) -> &'static str {
+    match reason {
+        shm::VMLOOP_CLOSE_IDLE => "idle",
+        shm::VMLOOP_CLOSE_POLICY => "policy",
+        shm::VMLOOP_CLOSE_PEER_GONE => "peer gone",
+        shm::VMLOOP_CLOSE_MIGRATION => "migration",
+        shm::VMLOOP_CLOSE_DETACH => "detach",
+        _ => "?",
+    }
+}
+
+fn state_name(state: Option<ChannelState>) -> &'static str {
+    match state {
+        None => "none",
+        Some(ChannelState::Up) => "up",
+        Some(ChannelState::Idle) => "idle",
+        Some(ChannelState::Closed) => "closed",
+        Some(ChannelState::Broken) => "broken",
+    }
+}
+
+impl Channel {
+    fn side_of(&self, guest: Key) -> Option<usize> {
+        self.sides.iter().position(|side| side.guest == guest)
+    }
+
+    fn is_between(&self, a: Key, b: Key) -> bool {
+        self.side_of(a).is_some() && self.side_of(b).is_some()
+    }
+
+    fn state(&self) -> &'static str {
+        match self.stage {
+            Stage::Plugging => "plugging",
+            Stage::Open
+                if self.sides.iter().all(|side| {
+                    matches!(side.state, Some(ChannelState::Up | ChannelState::Idle))
+                }) =>
+            {
+                "up"
+            }
+            Stage::Open => "open",
+            _ if self.stuck => "stuck",
+            Stage::Closing | Stage::Unplugging => "closing",
+        }
+    }
+}
+
+impl Guest {
+    fn who(&self) -> Who<'_> {
+        Who { name: &self.name, uuid: self.machine.uuid.as_deref().unwrap_or_default() }
+    }
+
+    fn send(&self, message: AgentMessage) {
+        // Fails only if its task has ended, and then there is nobody to tell.
+        let _ = self.handle.commands.send(guest::Command::Send(message));
+    }
+}
+
+impl Broker {
+    /// A broker, and where to send events.
+    ///
+    /// # Errors
+    /// A policy that cannot be used.
+    pub fn new(
+        config: Config,
+        counters: Arc<Counters>,
+    ) -> anyhow::Result<(Self, mpsc::Sender<Event>, mpsc::Receiver<Event>)> {
+        let policy = Policy::read_or_default(&config.policy)?;
+        let (events, inbox) = mpsc::channel(1024);
+        let mut number = [0; 8];
+        rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())?;
+        let broker = Self {
+            config,
+            events: events.clone(),
+            counters,
+            log: broadcast::channel(256).0,
+            started: Instant::now(),
+            agent: u64::from_le_bytes(number).max(1),
+            policy,
+            policy_error: String::new(),
+            links: Links::default(),
+            have_links: false,
+            guests: HashMap::new(),
+            order: Vec::new(),
+            paths: HashMap::new(),
+            channels: HashMap::new(),
+            back_off: HashMap::new(),
+            attaching: HashMap::new(),
+            detaching: HashMap::new(),
+            collecting: None,
+            recovering: None,
+            return_by: None,
+            next_key: 1,
+            next_claim: 1,
+            next_cookie: 1,
+            dirty: false,
+        };
+        Ok((broker, events, inbox))
+    }
+
+    /// Where changes are told.
+    pub fn log(&self) -> broadcast::Sender<api::Event> {
+        self.log.clone()
+    }
+
+    /// Runs until nobody can send events any more.
+    pub async fn run(mut self, mut inbox: mpsc::Receiver<Event>) {
+        self.recover();
+        loop {
+            let deadline = [
+                self.collecting.as_ref().map(|collecting| collecting.deadline),
+                self.recovering.as_ref().map(|(_, until)| *until),
+                self.return_by,
+            ]
+            .into_iter()
+            .flatten()
+            .min();
+            tokio::select! {
+                event = inbox.recv() => match event {
+                    Some(event) => self.handle(event),
+                    None => return,
+                },
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {}
+            }
+            // What came in a burst is looked at once.
+            for _ in 0..256 {
+                let Ok(event) = inbox.try_recv() else { break };
+                self.handle(event);
+            }
+            self.deadlines(Instant::now());
+            if self.dirty {
+                self.dirty = false;
+                self.refresh();
+            }
+        }
+    }
+
+    fn note(&self, event: &str, guest: &str, peer: &str, tag: u32, detail: &str) {
+        info!(event, guest, peer, tag, detail);
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        // Fails only if nobody listens.
+        let _ = self.log.send(api::Event {
+            time: time.as_secs_f64(),
+            event: event.into(),
+            guest: guest.into(),
+            peer: peer.into(),
+            tag,
+            detail: detail.into(),
+        });
+    }
+
+    // ---- attaching and detaching
+
+    fn recover(&mut self) {
+        let saved = match state::read(&self.config.state) {
+            Ok(saved) => saved,
+            Err(error) => {
+                warn!(file = %self.config.state.display(), %error, "soft state");
+                Vec::new()
+            }
+        };
+        let mut waiting = HashSet::new();
+        for Saved { qmp, name } in saved {
+            let (reply, _) = oneshot::channel();
+            if let Some(key) = self.attach(qmp, name, reply) {
+                waiting.insert(key);
+            }
+        }
+        if !waiting.is_empty() {
+            info!(guests = waiting.len(), "attaching to the guests of an earlier agent");
+            self.recovering = Some((waiting, Instant::now() + RECOVERY));
+        }
+    }
+
+    fn attach(
+        &mut self,
+        path: PathBuf,
+        name: Option<String>,
+        reply: oneshot::Sender<Result<Value, Problem>>,
+    ) -> Option<Key> {
+        let refuse = |reply: oneshot::Sender<_>, problem| {
+            // Fails only if the client hung up.
+            let _ = reply.send(Err(problem));
+            None
+        };
+        let path = path.canonicalize().unwrap_or(path);
+        if self.paths.values().any(|other| *other == path) {
+            let text = format!("{} is attached already", path.display());
+            return refuse(reply, Problem::new("attached-already", text));
+        }
+        if let Some(name) = &name
+            && let Some(problem) = self.name_problem(name)
+        {
+            return refuse(reply, problem);
+        }
+        let key = self.next_key;
+        self.next_key += 1;
+        self.paths.insert(key, path.clone());
+        self.attaching.insert(key, reply);
+        let task = guest::Task {
+            key,
+            path,
+            name,
+            events: self.events.clone(),
+            counters: self.counters.clone(),
+        };
+        tokio::spawn(task.run());
+        Some(key)
+    }
+
+    fn name_problem(&self, name: &str) -> Option<Problem> {
+        if name.is_empty() || name.len() > 63 || name.chars().any(char::is_control) {
+            return Some(
+                Problem::new("bad-name", format!("{name:?} cannot be the name of a guest"))
+                    .hint("use 1 to 63 bytes without control characters"),
+            );
+        }
+        self.guests.values().any(|guest| guest.name == name).then(|| {
+            Problem::new("name-taken", format!("there is a guest {name:?} already"))
+                .hint("give another name with --name")
+        })
+    }
+
+    fn connected(&mut self, connected: Connected) {
+        let Connected { key, machine, name, left, handle, go } = connected;
+        let problem = if let Some(other) =
+            self.guests.values().find(|guest| guest.machine.id == machine.id)
+        {
+            Some(
+                Problem::new(
+                    "identity-taken",
+                    format!(
+                        "{} has the UUID of {}, which is attached",
+                        self.paths
+                            .get(&key)
+                            .map(|path| path.display().to_string())
+                            .unwrap_or_default(),
+                        other.name
+                    ),
+                )
+                .hint(
+                    "each machine needs its own -uuid; a clone must not keep that of its original",
+                ),
+            )
+        } else {
+            self.name_problem(&name)
+        };
+        if let Some(problem) = problem {
+            // Its task may have ended.
+            let _ = go.send(Err(problem));
+            return;
+        }
+        let path = self.paths.get(&key).cloned().unwrap_or_default();
+        let mut guest = Guest {
+            machine,
+            name,
+            path,
+            phase: Phase::Attaching,
+            handle,
+            hello: None,
+            addresses: Vec::new(),
+            found: left.channels,
+            orphans: HashSet::new(),
+            go: Some(go),
+            wants: Bucket::new(2.0, 20.0),
+            told: None,
+            disputes: HashSet::new(),
+        };
+        if let Some((waiting, _)) = &mut self.recovering {
+            // The control device follows when it is clear which channels stay.
+            waiting.remove(&key);
+        } else {
+            if let Some(go) = guest.go.take() {
+                // Its task may have ended.
+                let _ = go.send(Ok(()));
+            }
+            for found in std::mem::take(&mut guest.found) {
+                guest.orphans.insert(found.tag);
+                self.remove_orphan(key, &guest, &found);
+            }
+        }
+        self.guests.insert(key, guest);
+        self.order.push(key);
+    }
+
+    fn remove_orphan(&self, key: Key, guest: &Guest, found: &Found) {
+        info!(
+            guest = guest.name,
+            tag = found.tag,
+            peer = hex(found.peer),
+            "removing a channel without a peer"
+        );
+        let slots = guest.handle.slots.clone();
+        let (events, found, name) = (self.events.clone(), found.clone(), guest.name.clone());
+        tokio::spawn(async move {
+            let plugged = device::Plugged::found(
+                crate::machine::channel_device(found.tag),
+                crate::machine::channel_chardev(found.tag, found.peer, found.epoch),
+            );
+            let tag = found.tag;
+            slots
+                .unplug(plugged, move || {
+                    warn!(guest = name, tag, "the guest keeps the device of an old channel");
+                })
+                .await;
+            // Fails only when the agent ends.
+            let _ = events.send(Event::OrphanGone { key, tag }).await;
+        });
+    }
+
+    /// All guests of an earlier agent are here, or will not come: decides which
+    /// of their channels stay.
+    fn recovered(&mut self) {
+        self.recovering = None;
+        let seen: Vec<state::Seen<'_>> = self
+            .order
+            .iter()
+            .filter_map(|key| {
+                let guest = self.guests.get(key)?;
+                Some(state::Seen {
+                    key: *key,
+                    id: guest.machine.id,
+                    epoch: guest.machine.epoch,
+                    found: &guest.found,
+                })
+            })
+            .collect();
+        let (kept, orphans) = state::match_channels(&seen);
+        for (tag, a, b) in &kept {
+            let key = self.make_channel(*tag, *a, *b, true);
+            debug!(tag, channel = key, "kept");
+        }
+        for (key, found) in orphans {
+            if let Some(guest) = self.guests.get_mut(&key) {
+                guest.orphans.insert(found.tag);
+            }
+            if let Some(guest) = self.guests.get(&key) {
+                self.remove_orphan(key, guest, &found);
+            }
+        }
+        for guest in self.guests.values_mut() {
+            guest.found.clear();
+            if let Some(go) = guest.go.take() {
+                // Its task may have ended.
+                let _ = go.send(Ok(()));
+            }
+        }
+        info!(guests = self.guests.len(), channels = kept.len(), "recovered");
+        self.return_by = Some(Instant::now() + RETURN);
+        self.dirty = true;
+    }
+
+    fn control_up(&mut self, key: Key) {
+        let Some(guest) = self.guests.get_mut(&key) else { return };
+        if guest.phase == Phase::Attaching {
+            guest.phase = Phase::Attached;
+            let (name, machine) = (guest.name.clone(), guest.machine.kind_name.clone());
+            self.note("guest-attached", &name, "", 0, &machine);
+            self.save();
+        }
+        if let Some(reply) = self.attaching.remove(&key) {
+            let value = self.guests.get(&key).map(|guest| self.describe(guest));
+            // Fails only if the client hung up.
+            let _ = reply.send(Ok(json!(value)));
+        }
+        self.dirty = true;
+    }
+
+    fn left(&mut self, key: Key, problem: Option<Problem>) {
+        self.paths.remove(&key);
+        if let Some((waiting, _)) = &mut self.recovering {
+            waiting.remove(&key);
+        }
+        if let Some(reply) = self.attaching.remove(&key) {
+            let problem = problem.clone().unwrap_or_else(|| {
+                Problem::new("gone", "the machine ended while it was being attached")
+            });
+            if reply.is_closed() {
+                warn!(%problem, "attach");
+            }
+            // Fails only if the client hung up.
+            let _ = reply.send(Err(problem));
+        }
+        for reply in self.detaching.remove(&key).unwrap_or_default() {
+            // Fails only if the client hung up.
+            let _ = reply.send(Ok(Value::Null));
+        }
+        let Some(guest) = self.guests.remove(&key) else { return };
+        self.order.retain(|other| *other != key);
+        if let Some(collecting) = &mut self.collecting {
+            collecting.waiting.remove(&key);
+        }
+        if guest.phase == Phase::Detaching {
+            self.note("guest-detached", &guest.name, "", 0, "");
+        } else if guest.phase == Phase::Attached {
+            self.counters.guests_gone.add(1);
+            self.note("guest-gone", &guest.name, "", 0, "");
+        }
+        let of_guest: Vec<_> = self.channels_of(key);
+        for channel in of_guest {
+            self.close(channel, shm::VMLOOP_CLOSE_PEER_GONE);
+            self.side_closed(channel, key);
+        }
+        self.back_off.retain(|pair, _| pair.0 != guest.machine.id && pair.1 != guest.machine.id);
+        self.save();
+        self.dirty = true;
+    }
+
+    fn save(&self) {
+        if self.recovering.is_some() {
+            return;
+        }
+        let guests: Vec<Saved> = self
+            .order
+            .iter()
+            .filter_map(|key| self.guests.get(key))
+            .filter(|guest| guest.phase != Phase::Detaching)
+            .map(|guest| Saved { qmp: guest.path.clone(), name: Some(guest.name.clone()) })
+            .collect();
+        if let Err(error) = state::write(&self.config.state, &guests) {
+            error!(file = %self.config.state.display(), %error, "soft state");
+        }
+    }
+
+    fn find(&self, text: &str) -> Result<Key, Problem> {
+        let wanted = text.to_ascii_lowercase();
+        self.order
+            .iter()
+            .find(|key| {
+                self.guests.get(key).is_some_and(|guest| {
+                    guest.name == text
+                        || guest.machine.uuid.as_deref() == Some(&*wanted)
+                        || hex(guest.machine.id) == wanted
+                })
+            })
+            .copied()
+            .ok_or_else(|| {
+                Problem::new("no-such-guest", format!("there is no guest {text:?}"))
+                    .hint("see vmloop ls")
+            })
+    }
+
+    fn detach(&mut self, key: Key, reply: oneshot::Sender<Result<Value, Problem>>) {
+        let Some(guest) = self.guests.get_mut(&key) else { return };
+        guest.phase = Phase::Detaching;
+        self.detaching.entry(key).or_default().push(reply);
+        for channel in self.channels_of(key) {
+            self.close(channel, shm::VMLOOP_CLOSE_DETACH);
+        }
+        self.save();
+        self.dirty = true;
+        self.finish_detach(key);
+    }
+
+    /// Lets the control device go once the guest has no channel any more.
+    fn finish_detach(&self, key: Key) {
+        let Some(guest) = self.guests.get(&key) else { return };
+        let busy = self
+            .channels
+            .values()
+            .any(|channel| channel.side_of(key).is_some_and(|side| !channel.sides[side].gone));
+        if guest.phase == Phase::Detaching && !busy {
+            // Fails only if its task has ended.
+            let _ = guest.handle.commands.send(guest::Command::Detach);
+        }
+    }
+
+    // ---- what guests say
+
+    fn hear(&mut self, key: Key, message: GuestMessage) {
+        match message {
+            GuestMessage::Hello { version, kernel, major, .. } => {
+                if major != shm::VMLOOP_SHM_MAJOR {
+                    return;
+                }
+                let (agent, idle_ms) = (self.agent, self.policy.idle_ms);
+                let Some(guest) = self.guests.get_mut(&key) else { return };
+                let again = guest.hello.is_some();
+                guest.hello = Some(Hello { version, kernel });
+                let welcome = AgentMessage::Welcome {
+                    id: guest.machine.id,
+                    epoch: guest.machine.epoch,
+                    agent,
+                    idle_ms,
+                    name: guest.name.clone(),
+                };
+                // Before the directory goes out with it, it must be right.
+                let _ = guest.handle.commands.send(guest::Command::Welcome(welcome));
+                if !again {
+                    let (name, kernel) = (
+                        guest.name.clone(),
+                        guest.hello.as_ref().map(|hello| hello.kernel.clone()).unwrap_or_default(),
+                    );
+                    self.note("guest-ready", &name, "", 0, &kernel);
+                }
+                self.dirty = true;
+            }
+            GuestMessage::Advertise(list) => {
+                let claim = self.next_claim;
+                self.next_claim += 1;
+                let Some(guest) = self.guests.get_mut(&key) else { return };
+                let mut addresses: Vec<(Address, u64)> = Vec::with_capacity(list.len());
+                for address in list {
+                    if addresses.iter().any(|(one, _)| *one == address) {
+                        continue;
+                    }
+                    let before = guest
+                        .addresses
+                        .iter()
+                        .find(|(one, _)| one.ip == address.ip && one.mac == address.mac);
+                    addresses.push((address, before.map_or(claim, |(_, first)| *first)));
+                }
+                if guest.addresses != addresses {
+                    guest.addresses = addresses;
+                    self.dirty = true;
+                }
+            }
+            GuestMessage::Want { peer, epoch, .. } => self.want(key, peer, epoch),
+            GuestMessage::State { tag, state } => self.state(key, tag, state),
+            GuestMessage::Stats { cookie, tag, counters } => {
+                if tag == 0 {
+                    if let Some(collecting) = &mut self.collecting
+                        && collecting.cookie == cookie
+                    {
+                        collecting.waiting.remove(&key);
+                    }
+                    return;
+                }
+                let Some(channel) = self.channel_by_tag(key, tag) else { return };
+                let Some(channel) = self.channels.get_mut(&channel) else { return };
+                if let Some(side) = channel.side_of(key) {
+                    channel.sides[side].stats = Some((cookie, counters));
+                }
+            }
+        }
+    }
+
+    fn away(&mut self, key: Key) {
+        let Some(guest) = self.guests.get_mut(&key) else { return };
+        if guest.hello.take().is_none() {
+            return;
+        }
+        guest.addresses.clear();
+        let name = guest.name.clone();
+        self.note("guest-away", &name, "", 0, "its modules are not there any more");
+        for channel in self.channels_of(key) {
+            self.close(channel, shm::VMLOOP_CLOSE_PEER_GONE);
+            self.side_closed(channel, key);
+        }
+        self.dirty = true;
+    }
+
+    fn want(&mut self, key: Key, peer: u64, epoch: u64) {
+        self.counters.wants.add(1);
+        match self.grant(key, peer, epoch) {
+            Ok(()) => {}
+            Err((reason, retry)) => {
+                self.counters.refused.add(1);
+                let Some(guest) = self.guests.get(&key) else { return };
+                debug!(guest = guest.name, peer = hex(peer), reason, ?retry, "refused");
+                guest.send(AgentMessage::Refused {
+                    peer,
+                    reason,
+                    retry_ms: u32::try_from(retry.as_millis()).unwrap_or(u32::MAX),
+                });
+            }
+        }
+    }
+
+    /// Begins a channel, or says why not, and when to ask again.
+    fn grant(&mut self, key: Key, peer: u64, epoch: u64) -> Result<(), (u32, Duration)> {
+        let now = Instant::now();
+        let busy = (shm::VMLOOP_REFUSED_BUSY, Duration::from_secs(1));
+        let Some(guest) = self.guests.get_mut(&key) else { return Ok(()) };
+        if let Err(when) = guest.wants.take(now) {
+            self.counters.throttled.add(1);
+            return Err((shm::VMLOOP_REFUSED_BUSY, (when - now).max(busy.1)));
+        }
+        if guest.hello.is_none() || guest.phase != Phase::Attached || self.recovering.is_some() {
+            return Err(busy);
+        }
+        let gone = (shm::VMLOOP_REFUSED_GONE, Duration::ZERO);
+        let Some((other_key, other)) =
+            self.guests.iter().find(|(_, other)| other.machine.id == peer)
+        else {
+            return Err(gone);
+        };
+        let other_key = *other_key;
+        if other_key == key
+            || other.machine.epoch != epoch
+            || other.hello.is_none()
+            || other.phase != Phase::Attached
+        {
+            return Err(gone);
+        }
+
+        let (members, keys) = self.members();
+        let view = View::new(&members, &self.policy);
+        let index = |key| keys.iter().position(|other| *other == key);
+        let (Some(a), Some(b)) = (index(key), index(other_key)) else { return Err(gone) };
+        if view.links(a, b).is_empty() {
+            return Err((shm::VMLOOP_REFUSED_POLICY, Duration::ZERO));
+        }
+
+        if let Some(channel) =
+            self.channels.values_mut().find(|channel| channel.is_between(key, other_key))
+        {
+            if matches!(channel.stage, Stage::Closing | Stage::Unplugging) {
+                return Err(busy);
+            }
+            // Both asked, or the answer was lost: the directory has the tag.
+            channel.wanted_by.insert(key);
+            if let Some(guest) = self.guests.get_mut(&key) {
+                guest.told = None;
+                self.dirty = true;
+            }
+            return Ok(());
+        }
+        let pair = self.pair(key, other_key);
+        if let Some(back_off) = pair.and_then(|pair| self.back_off.get(&pair))
+            && back_off.until > now
+        {
+            return Err((shm::VMLOOP_REFUSED_BUSY, back_off.until - now));
+        }
+        for one in [key, other_key] {
+            if self.channels_of(one).len() >= self.policy.max_channels as usize {
+                return Err((shm::VMLOOP_REFUSED_SLOTS, SLOTS_RETRY));
+            }
+        }
+        let Some(tag) = free_tag(|tag| self.tag_used(key, tag) || self.tag_used(other_key, tag))
+        else {
+            return Err((shm::VMLOOP_REFUSED_SLOTS, SLOTS_RETRY));
+        };
+        let channel = self.make_channel(tag, key, other_key, false);
+        if let Some(channel) = self.channels.get_mut(&channel) {
+            channel.wanted_by.insert(key);
+        }
+        self.dirty = true;
+        Ok(())
+    }
+
+    fn state(&mut self, key: Key, tag: u32, state: ChannelState) {
+        let Some(channel_key) = self.channel_by_tag(key, tag) else { return };
+        let Some(channel) = self.channels.get_mut(&channel_key) else { return };
+        let Some(side) = channel.side_of(key) else { return };
+        let was = channel.state();
+        channel.sides[side].state = Some(state);
+        let (one, two) = (channel.sides[side].name.clone(), channel.sides[1 - side].name.clone());
+        let both_idle = channel.sides.iter().all(|side| side.state == Some(ChannelState::Idle));
+        let is_up = was != "up" && channel.state() == "up";
+        match state {
+            ChannelState::Up if is_up => self.note("channel-up", &one, &two, tag, ""),
+            ChannelState::Up => {}
+            ChannelState::Idle => {
+                if both_idle {
+                    self.close(channel_key, shm::VMLOOP_CLOSE_IDLE);
+                }
+            }
+            ChannelState::Closed => {
+                self.close(channel_key, shm::VMLOOP_CLOSE_PEER_GONE);
+                self.side_closed(channel_key, key);
+            }
+            ChannelState::Broken => {
+                self.note("channel-broken", &one, &two, tag, "the peer broke the protocol");
+                self.close(channel_key, shm::VMLOOP_CLOSE_PEER_GONE);
+                self.side_closed(channel_key, key);
+            }
+        }
+    }
+
+    // ---- channels
+
+    fn pair(&self, a: Key, b: Key) -> Option<(u64, u64)> {
+        let (a, b) = (self.guests.get(&a)?.machine.id, self.guests.get(&b)?.machine.id);
+        Some((a.min(b), a.max(b)))
+    }
+
+    fn channels_of(&self, guest: Key) -> Vec<ChannelKey> {
+        self.channels
+            .iter()
+            .filter(|(_, channel)| channel.side_of(guest).is_some())
+            .map(|(key, _)| *key)
+            .collect()
+    }
+
+    /// The channel that a guest calls by this tag now.
+    fn channel_by_tag(&self, guest: Key, tag: u32) -> Option<ChannelKey> {
+        self.channels
+            .iter()
+            .find(|(_, channel)| {
+                channel.tag == tag
+                    && channel.side_of(guest).is_some_and(|side| !channel.sides[side].gone)
+            })
+            .map(|(key, _)| *key)
+    }
+
+    fn tag_used(&self, guest: Key, tag: u32) -> bool {
+        self.channel_by_tag(guest, tag).is_some()
+            || self.guests.get(&guest).is_some_and(|guest| guest.orphans.contains(&tag))
+    }
+
+    fn make_channel(&mut self, tag: u32, a: Key, b: Key, adopted: bool) -> ChannelKey {
+        let key = self.next_key;
+        self.next_key += 1;
+        let mut ends: Vec<(u64, Key)> = [a, b]
+            .into_iter()
+            .filter_map(|key| Some((self.guests.get(&key)?.machine.id, key)))
+            .collect();
+        ends.sort_unstable();
+        let end = |index: usize| {
+            let (id, key) = ends[index];
+            let guest = &self.guests[&key];
+            let side = ChannelSide {
+                guest: key,
+                id,
+                name: guest.name.clone(),
+                state: None,
+                gone: false,
+                stats: None,
+            };
+            let end =
+                channel::End { id, epoch: guest.machine.epoch, slots: guest.handle.slots.clone() };
+            (side, end)
+        };
+        let ((side_a, end_a), (side_b, end_b)) = (end(0), end(1));
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let task = channel::Task {
+            key,
+            tag,
+            ring_size: self.policy.ring_size,
+            ends: [end_a, end_b],
+            events: self.events.clone(),
+            commands: inbox,
+        };
+        self.channels.insert(
+            key,
+            Channel {
+                tag,
+                sides: [side_a, side_b],
+                stage: if adopted { Stage::Open } else { Stage::Plugging },
+                stuck: false,
+                reason: None,
+                failure: None,
+                wanted_by: HashSet::new(),
+                ring_size: if adopted { 0 } else { self.policy.ring_size },
+                since: Instant::now(),
+                adopted,
+                commands,
+            },
+        );
+        if adopted {
+            tokio::spawn(task.adopt());
+        } else {
+            // The directories first, though guests must not rely on it.
+            self.refresh();
+            tokio::spawn(task.open());
+        }
+        key
+    }
+
+    fn close(&mut self, key: ChannelKey, reason: u32) {
+        let Some(channel) = self.channels.get_mut(&key) else { return };
+        if channel.reason.is_some() {
+            return;
+        }
+        channel.reason = Some(reason);
+        // While it is being plugged its task hears of this afterwards.
+        if channel.stage == Stage::Open {
+            channel.stage = Stage::Closing;
+        }
+        // Fails only if its task has ended.
+        let _ = channel.commands.send(channel::Command::Close);
+        for (index, side) in channel.sides.iter().enumerate() {
+            match self.guests.get(&side.guest) {
+                Some(guest) if guest.hello.is_some() => {
+                    guest.send(AgentMessage::Close { tag: channel.tag, reason });
+                }
+                // Nobody to wait for.
+                _ => drop(channel.commands.send(channel::Command::Closed(index))),
+            }
+        }
+        let (a, b, tag) =
+            (channel.sides[0].name.clone(), channel.sides[1].name.clone(), channel.tag);
+        self.note("channel-closing", &a, &b, tag, close_reason(reason));
+        self.dirty = true;
+    }
+
+    /// A guest has let go of a channel.
+    fn side_closed(&mut self, key: ChannelKey, guest: Key) {
+        let Some(channel) = self.channels.get_mut(&key) else { return };
+        if let Some(side) = channel.side_of(guest) {
+            // Fails only if its task has ended.
+            let _ = channel.commands.send(channel::Command::Closed(side));
+        }
+    }
+
+    fn channel_news(&mut self, key: ChannelKey, news: News) {
+        let Some(channel) = self.channels.get_mut(&key) else { return };
+        let (a, b, tag) =
+            (channel.sides[0].name.clone(), channel.sides[1].name.clone(), channel.tag);
+        match news {
+            News::Open => {
+                channel.stage = if channel.reason.is_some() { Stage::Closing } else { Stage::Open };
+                self.counters.channels_opened.add(1);
+                self.note("channel-open", &a, &b, tag, "");
+            }
+            News::Failed(side, error) => {
+                let reason = match error {
+                    device::Error::Slots(_) => shm::VMLOOP_REFUSED_SLOTS,
+                    _ => shm::VMLOOP_REFUSED_FAILED,
+                };
+                let text = format!("{}: {error}", channel.sides[side].name);
+                channel.failure.get_or_insert((reason, text.clone()));
+                self.counters.channels_failed.add(1);
+                warn!(guest = channel.sides[side].name, tag, %error, hint = error.hint(), "channel");
+                self.note("channel-failed", &a, &b, tag, &text);
+            }
+            News::Unplugging => {
+                channel.stage = Stage::Unplugging;
+                self.dirty = true;
+            }
+            News::Stuck(side) => {
+                channel.stuck = true;
+                let name = channel.sides[side].name.clone();
+                self.note("channel-stuck", &a, &b, tag, &format!("{name} keeps the device"));
+            }
+            News::SideGone(side) => {
+                channel.sides[side].gone = true;
+                let guest = channel.sides[side].guest;
+                self.finish_detach(guest);
+            }
+            News::Gone => {
+                if let Some(channel) = self.channels.remove(&key) {
+                    self.channel_gone(channel);
+                }
+            }
+        }
+    }
+
+    fn channel_gone(&mut self, channel: Channel) {
+        let [a, b] = &channel.sides;
+        self.note(
+            "channel-closed",
+            &a.name,
+            &b.name,
+            channel.tag,
+            channel.reason.map_or("failed", close_reason),
+        );
+        if channel.failure.is_none() {
+            self.counters.channels_closed.add(1);
+        }
+        let pair = (a.id, b.id);
+        let broken = channel.sides.iter().any(|side| side.state == Some(ChannelState::Broken));
+        let lived = channel.since.elapsed();
+        // A guest that goes and comes back is welcome at once.
+        let both_here = channel
+            .sides
+            .iter()
+            .all(|side| self.guests.get(&side.guest).is_some_and(|guest| guest.hello.is_some()));
+        let before = self.back_off.get(&pair).map_or(0, |back_off| back_off.failures);
+        let failures = if broken {
+            before.max(3) + 1
+        } else if channel.failure.is_some() || (both_here && !channel.adopted && lived < SHORT_LIFE)
+        {
+            before + 1
+        } else {
+            0
+        };
+        if failures == 0 {
+            self.back_off.remove(&pair);
+        } else {
+            let wait = Duration::from_secs(1 << (failures - 1).min(6)).min(BACK_OFF_MAX);
+            let wait = match channel.failure {
+                Some((shm::VMLOOP_REFUSED_SLOTS, _)) => wait.max(SLOTS_RETRY),
+                _ => wait,
+            };
+            self.back_off.insert(pair, BackOff { failures, until: Instant::now() + wait });
+            if let Some((reason, _)) = channel.failure {
+                for key in &channel.wanted_by {
+                    let Some(guest) = self.guests.get(key) else { continue };
+                    let peer = channel.sides.iter().find(|side| side.guest != *key);
+                    guest.send(AgentMessage::Refused {
+                        peer: peer.map_or(0, |side| side.id),
+                        reason,
+                        retry_ms: u32::try_from(wait.as_millis()).unwrap_or(u32::MAX),
+                    });
+                    self.counters.refused.add(1);
+                }
+            }
+        }
+        for side in &channel.sides {
+            self.finish_detach(side.guest);
+        }
+        self.dirty = true;
+    }
+
+    // ---- directories
+
+    /// All guests as directories see them, in the order in which they came.
+    fn members(&self) -> (Vec<Member>, Vec<Key>) {
+        self.order
+            .iter()
+            .filter_map(|key| {
+                let guest = self.guests.get(key)?;
+                let member = Member {
+                    id: guest.machine.id,
+                    epoch: guest.machine.epoch,
+                    name: guest.name.clone(),
+                    uuid: guest.who().uuid.to_owned(),
+                    ready: guest.hello.is_some() && guest.phase == Phase::Attached,
+                    nics: guest
+                        .machine
+                        .nics
+                        .iter()
+                        .map(|nic| (nic.mac, self.links.port(&nic.tap).ok()))
+                        .collect(),
+                    addresses: guest.addresses.clone(),
+                };
+                Some((member, *key))
+            })
+            .unzip()
+    }
+
+    /// Tells every guest what changed for it, and closes what may not be any
+    /// more.
+    fn refresh(&mut self) {
+        if self.recovering.is_some() || !self.have_links {
+            return;
+        }
+        let (members, keys) = self.members();
+        let view = View::new(&members, &self.policy);
+        let index = |key: Key| keys.iter().position(|other| *other == key);
+
+        let mut forbidden = Vec::new();
+        let mut tags = HashMap::new();
+        for (key, channel) in &self.channels {
+            let (Some(a), Some(b)) = (index(channel.sides[0].guest), index(channel.sides[1].guest))
+            else {
+                continue;
+            };
+            if view.links(a, b).is_empty() {
+                forbidden.push(*key);
+            }
+            if channel.stage != Stage::Unplugging {
+                tags.insert((a, b), channel.tag);
+                tags.insert((b, a), channel.tag);
+            }
+        }
+        for (at, key) in keys.iter().enumerate() {
+            let entries = view.directory(at, &|a, b| tags.get(&(a, b)).copied().unwrap_or(0));
+            let disputes = view.disputed(at);
+            let Some(guest) = self.guests.get_mut(key) else { continue };
+            for (ip, owner) in &disputes {
+                if !guest.disputes.contains(ip) {
+                    warn!(guest = guest.name, %ip, owner = members[*owner].name, "address is somebody else's already");
+                }
+            }
+            guest.disputes = disputes.into_iter().map(|(ip, _)| ip).collect();
+            if guest.told.as_deref() != Some(&entries) {
+                guest.told = Some(Arc::new(entries));
+                guest.handle.directory.send_replace(guest.told.clone());
+            }
+        }
+        for key in forbidden {
+            self.close(key, shm::VMLOOP_CLOSE_POLICY);
+        }
+    }
+
+    // ---- the rest
+
+    fn deadlines(&mut self, now: Instant) {
+        if self
+            .recovering
+            .as_ref()
+            .is_some_and(|(waiting, until)| waiting.is_empty() || *until <= now)
+            && self.have_links
+        {
+            self.recovered();
+        }
+        if self.return_by.is_some_and(|by| by <= now) {
+            self.return_by = None;
+            let silent: Vec<Key> = self
+                .guests
+                .iter()
+                .filter(|(_, guest)| guest.hello.is_none())
+                .map(|(key, _)| *key)
+                .collect();
+            for key in silent {
+                for channel in self.channels_of(key) {
+                    self.close(channel, shm::VMLOOP_CLOSE_PEER_GONE);
+                }
+            }
+        }
+        if self
+            .collecting
+            .as_ref()
+            .is_some_and(|collecting| collecting.waiting.is_empty() || collecting.deadline <= now)
+            && let Some(collecting) = self.collecting.take()
+        {
+            let listing = json!(self.listing(Some(collecting.cookie)));
+            for reply in collecting.replies {
+                // Fails only if the client hung up.
+                let _ = reply.send(Ok(listing.clone()));
+            }
+        }
+    }
+
+    fn reload(&mut self) -> Result<(), Problem> {
+        match Policy::read_or_default(&self.config.policy) {
+            Ok(policy) => {
+                let idle_changed = policy.idle_ms != self.policy.idle_ms;
+                self.policy = policy;
+                self.policy_error.clear();
+                self.note("policy-loaded", "", "", 0, &self.config.policy.display().to_string());
+                if idle_changed {
+                    for guest in self.guests.values().filter(|guest| guest.hello.is_some()) {
+                        let _ = guest.handle.commands.send(guest::Command::Welcome(
+                            AgentMessage::Welcome {
+                                id: guest.machine.id,
+                                epoch: guest.machine.epoch,
+                                agent: self.agent,
+                                idle_ms: self.policy.idle_ms,
+                                name: guest.name.clone(),
+                            },
+                        ));
+                    }
+                }
+                self.dirty = true;
+                Ok(())
+            }
+            Err(error) => {
+                self.policy_error = error.to_string();
+                error!(%error, "policy; the one before stays in force");
+                Err(Problem::new("policy", error.to_string()).hint(
+                    "the policy before stays in force; try the file with: vmloop policy check FILE",
+                ))
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Api(request, reply) => self.api(request, reply),
+            Event::Appeared { path, name, reply } => drop(self.attach(path, name, reply)),
+            Event::Connected(connected) => self.connected(*connected),
+            Event::ControlUp { key } => self.control_up(key),
+            Event::Away { key } => self.away(key),
+            Event::Guest { key, message } => self.hear(key, message),
+            Event::Nics { key, nics } => {
+                if let Some(guest) = self.guests.get_mut(&key)
+                    && guest.machine.nics != nics
+                {
+                    guest.machine.nics = nics;
+                    self.dirty = true;
+                }
+            }
+            Event::Left { key, problem } => self.left(key, problem),
+            Event::Channel { key, news } => self.channel_news(key, news),
+            Event::OrphanGone { key, tag } => {
+                if let Some(guest) = self.guests.get_mut(&key) {
+                    guest.orphans.remove(&tag);
+                }
+            }
+            Event::Links(links) => {
+                self.links = links;
+                self.have_links = true;
+                self.dirty = true;
+                for guest in self.guests.values() {
+                    // Fails only if its task has ended.
+                    let _ = guest.handle.commands.send(guest::Command::Rescan);
+                }
+            }
+            Event::Reload => drop(self.reload()),
+        }
+    }
+
+    fn api(&mut self, request: Request, reply: oneshot::Sender<Result<Value, Problem>>) {
+        let answer = match request {
+            Request::Attach { qmp, name } => {
+                self.attach(qmp, name, reply);
+                return;
+            }
+            Request::Detach { guest } => match self.find(&guest) {
+                Ok(key) => {
+                    self.detach(key, reply);
+                    return;
+                }
+                Err(problem) => Err(problem),
+            },
+            Request::Close { a, b } => self.find(&a).and_then(|a| {
+                let b = self.find(&b)?;
+                let channel = self
+                    .channels
+                    .iter()
+                    .find(|(_, channel)| channel.is_between(a, b))
+                    .map(|(key, _)| *key)
+                    .ok_or_else(|| {
+                        Problem::new("no-channel", "there is no channel between the two")
+                    })?;
+                self.close(channel, shm::VMLOOP_CLOSE_DETACH);
+                Ok(Value::Null)
+            }),
+            Request::Status => Ok(json!(self.status())),
+            Request::List => Ok(json!(self.listing(None))),
+            Request::Stats => {
+                self.collect(reply);
+                return;
+            }
+            Request::Events => Err(Problem::new("events", "not here")),
+            Request::PolicyShow => Ok(json!(self.policy.text)),
+            Request::PolicyReload => self.reload().map(|()| json!(self.policy.text)),
+        };
+        // Fails only if the client hung up.
+        let _ = reply.send(answer);
+    }
+
+    fn collect(&mut self, reply: oneshot::Sender<Result<Value, Problem>>) {
+        if let Some(collecting) = &mut self.collecting {
+            collecting.replies.push(reply);
+            return;
+        }
+        let cookie = self.next_cookie;
+        self.next_cookie = self.next_cookie.wrapping_add(1);
+        let mut waiting = HashSet::new();
+        for (key, guest) in &self.guests {
+            let has_channel = self.channels.values().any(|channel| channel.side_of(*key).is_some());
+            if guest.hello.is_some() && has_channel {
+                guest.send(AgentMessage::StatsGet { cookie });
+                waiting.insert(*key);
+            }
+        }
+        self.collecting = Some(Collecting {
+            cookie,
+            waiting,
+            deadline: Instant::now() + STATS,
+            replies: vec![reply],
+        });
+    }
+
+    fn status(&self) -> api::Status {
+        api::Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs(),
+            guests: self.guests.len(),
+            guests_ready: self.guests.values().filter(|guest| guest.hello.is_some()).count(),
+            channels_up: self.channels.values().filter(|channel| channel.state() == "up").count(),
+            channels: self.channels.len(),
+            policy: self.config.policy.clone(),
+            policy_error: self.policy_error.clone(),
+            recovering: self.recovering.is_some(),
+            counters: self.counters.get(),
+        }
+    }
+
+    fn describe(&self, guest: &Guest) -> api::Guest {
+        let hello = guest.hello.as_ref();
+        api::Guest {
+            name: guest.name.clone(),
+            id: hex(guest.machine.id),
+            epoch: hex(guest.machine.epoch),
+            uuid: guest.machine.uuid.clone().unwrap_or_default(),
+            qmp: guest.path.clone(),
+            pid: guest.machine.pid,
+            machine: guest.machine.kind_name.clone(),
+            state: match guest.phase {
+                Phase::Attaching => "attaching",
+                Phase::Attached if hello.is_some() => "ready",
+                Phase::Attached => "attached",
+                Phase::Detaching => "detaching",
+            }
+            .into(),
+            version: hello.map(|hello| hello.version.clone()).unwrap_or_default(),
+            kernel: hello.map(|hello| hello.kernel.clone()).unwrap_or_default(),
+            nics: guest
+                .machine
+                .nics
+                .iter()
+                .map(|nic| {
+                    let (bridge, vlan, blocked) = match self.links.port(&nic.tap) {
+                        Ok(port) => (port.bridge_name, port.vlan, String::new()),
+                        Err(why) => (String::new(), 0, why),
+                    };
+                    api::Nic {
+                        mac: format_mac(&nic.mac),
+                        tap: nic.tap.clone(),
+                        bridge,
+                        vlan,
+                        blocked,
+                    }
+                })
+                .collect(),
+            ips: guest
+                .addresses
+                .iter()
+                .map(|(address, _)| format!("{}/{}", address.ip, address.prefix))
+                .collect(),
+        }
+    }
+
+    fn listing(&self, cookie: Option<u32>) -> api::Listing {
+        let mut guests: Vec<_> = self.guests.values().map(|guest| self.describe(guest)).collect();
+        guests.sort_by(|a, b| a.name.cmp(&b.name));
+        let side = |side: &ChannelSide| api::Side {
+            guest: side.name.clone(),
+            state: state_name(side.state).into(),
+            stats: side.stats.filter(|(of, _)| Some(*of) == cookie).map(|(_, counters)| {
+                api::Stats {
+                    tx_frames: counters.tx_frames,
+                    tx_bytes: counters.tx_bytes,
+                    rx_frames: counters.rx_frames,
+                    rx_bytes: counters.rx_bytes,
+                    tx_doorbells: counters.tx_doorbells,
+                    rx_doorbells: counters.rx_doorbells,
+                    tx_full: counters.tx_full,
+                    rx_dropped: counters.rx_dropped,
+                }
+            }),
+        };
+        let mut channels: Vec<_> = self
+            .channels
+            .values()
+            .map(|channel| api::Channel {
+                tag: channel.tag,
+                a: side(&channel.sides[0]),
+                b: side(&channel.sides[1]),
+                state: channel.state().into(),
+                reason: channel.reason.map(close_reason).unwrap_or_default().into(),
+                age_s: channel.since.elapsed().as_secs(),
+                ring_size: channel.ring_size,
+            })
+            .collect();
+        channels.sort_by(|a, b| (a.tag, &a.a.guest).cmp(&(b.tag, &b.a.guest)));
+        api::Listing { guests, channels }
+    }
+}

@@ -1,0 +1,96 @@
+//! The agent's configuration: `/etc/vmloop/vmloopd.toml`, and what the command
+//! line says instead.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// A guest to attach to whenever it is there.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GuestConfig {
+    /// its QMP socket
+    pub qmp: PathBuf,
+    /// its name; QEMU's own name if absent
+    pub name: Option<String>,
+}
+
+/// The file.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// where the API listens
+    pub socket: PathBuf,
+    /// where the soft state lies
+    pub state_dir: PathBuf,
+    /// the policy
+    pub policy: PathBuf,
+    /// where Prometheus finds metrics: `127.0.0.1:PORT`, `[::1]:PORT` or
+    /// `unix:PATH`; nowhere if absent
+    pub metrics: Option<String>,
+    /// QMP sockets to attach to as they appear; `*` and `?` stand for
+    /// characters of one part of the path
+    pub watch: Vec<String>,
+    /// guests to attach to as they appear
+    pub guest: Vec<GuestConfig>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            socket: vmloop_api::SOCKET.into(),
+            state_dir: "/run/vmloop".into(),
+            policy: "/etc/vmloop/policy.toml".into(),
+            metrics: None,
+            watch: Vec::new(),
+            guest: Vec::new(),
+        }
+    }
+}
+
+impl Config {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// A text with file, line and reason.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let file = path.display();
+        let text =
+            std::fs::read_to_string(path).map_err(|error| anyhow::anyhow!("{file}: {error}"))?;
+        Self::parse(&text).map_err(|(line, what)| anyhow::anyhow!("{file}:{line}: {what}"))
+    }
+
+    fn parse(text: &str) -> Result<Self, (usize, String)> {
+        let config: Self = toml::from_str(text).map_err(|error| {
+            let start = error.span().unwrap_or(0..0).start.min(text.len());
+            (text[..start].matches('\n').count() + 1, error.message().to_owned())
+        })?;
+        for pattern in &config.watch {
+            if !pattern.starts_with('/') {
+                let line = text.lines().position(|line| line.contains(pattern.as_str()));
+                return Err((
+                    line.map_or(1, |line| line + 1),
+                    format!("watch: {pattern:?} must begin with /"),
+                ));
+            }
+        }
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files() {
+        assert_eq!(Config::parse(""), Ok(Config::default()));
+        let config = Config::parse(
+            "watch = ['/run/vms/*.sock']\nmetrics = '127.0.0.1:9479'\n[[guest]]\nqmp = '/run/a'\n",
+        )
+        .expect("a configuration");
+        assert_eq!(config.guest.len(), 1);
+        assert!(Config::parse("\nwatch = ['x/*']").is_err_and(|(line, _)| line == 2));
+        assert!(Config::parse("\n\nwach = []").is_err_and(|(line, _)| line == 3));
+    }
+}

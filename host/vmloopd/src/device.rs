@@ -1,0 +1,348 @@
+//! Plugging ivshmem devices into a QEMU, and unplugging them.
+//!
+//! We are the ivshmem server of every device. As we know everything when the
+//! device is made, we write the whole conversation (docs/specs/ivshmem-spec in
+//! QEMU's tree) into a socket pair before QEMU gets its end, by `getfd`, so
+//! that no path exists that anybody else could connect to, and QEMU never
+//! waits for us. Our end stays open, silent, until the device is gone.
+
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    sendmsg, socketpair,
+};
+use serde_json::{Value, json};
+use tokio::sync::{Mutex, broadcast};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::machine::{self, Kind, NoSlot};
+use crate::qmp::{self, Qmp};
+
+/// Version of the ivshmem server's protocol.
+const VERSION: i64 = 0;
+/// How long a guest may take to give a device back before we ask again.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
+/// How long QEMU may need to let go of a character device after its user.
+const CHARDEV_BUSY: Duration = Duration::from_secs(2);
+
+/// Why a device could not be plugged.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no slot for it.
+    #[error("no free {0}")]
+    Slots(&'static str),
+    /// QMP failed.
+    #[error(transparent)]
+    Qmp(#[from] qmp::Error),
+    /// The host failed.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+impl Error {
+    /// What the operator can do about it; may be empty.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Slots("PCI Express root port") => {
+                "start QEMU with more of -device pcie-root-port,id=rpN,chassis=N,pref64-reserve=64M; one for the control device and one for each peer"
+            }
+            Self::Slots(_) => "unplug another device; each channel needs a PCI slot",
+            Self::Qmp(error) => error.hint(),
+            Self::Io(_) => "",
+        }
+    }
+}
+
+/// What a device is made of.
+pub struct Spec<'a> {
+    /// its id
+    pub device: String,
+    /// id of its character device
+    pub chardev: String,
+    /// region
+    pub memory: BorrowedFd<'a>,
+    /// bytes of the region
+    pub size: u64,
+    /// server's id for the device
+    pub own: (u16, BorrowedFd<'a>),
+    /// and for the other side, with the doorbell that rings there
+    pub other: (u16, BorrowedFd<'a>),
+}
+
+/// A device that is plugged. Keep until [`Slots::unplug`] is done with it.
+pub struct Plugged {
+    device: String,
+    chardev: String,
+    _server: Option<OwnedFd>,
+}
+
+impl Plugged {
+    /// A device of an earlier agent.
+    pub fn found(device: String, chardev: String) -> Self {
+        Self { device, chardev, _server: None }
+    }
+}
+
+/// A doorbell.
+///
+/// # Errors
+/// Those of eventfd(2).
+pub fn doorbell() -> io::Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+fn message(to: BorrowedFd<'_>, value: i64, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
+    if !fds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+    }
+    let bytes = value.to_le_bytes();
+    match sendmsg(to, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)? {
+        8 => Ok(()),
+        _ => Err(io::ErrorKind::WriteZero.into()),
+    }
+}
+
+/// A socket pair with everything said on it that a device needs to hear: our
+/// end and QEMU's.
+fn conversation(spec: &Spec<'_>) -> io::Result<(OwnedFd, OwnedFd)> {
+    let (ours, theirs) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?;
+    let to = ours.as_fd();
+    message(to, VERSION, None)?;
+    message(to, i64::from(spec.own.0), None)?;
+    message(to, -1, Some(spec.memory))?;
+    message(to, i64::from(spec.other.0), Some(spec.other.1))?;
+    message(to, i64::from(spec.own.0), Some(spec.own.1))?;
+    Ok((ours, theirs))
+}
+
+/// The places of one machine for devices. Clones share it.
+#[derive(Clone)]
+pub struct Slots {
+    qmp: Qmp,
+    kind: Kind,
+    plugging: Arc<Mutex<()>>,
+}
+
+impl Slots {
+    /// Places of the machine behind `qmp`.
+    pub fn new(qmp: Qmp, kind: Kind) -> Self {
+        Self { qmp, kind, plugging: Arc::default() }
+    }
+
+    /// Plugs a device. What was half done is undone on an error. Must run to
+    /// its end: spawn it where it could be cancelled.
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn plug(&self, spec: Spec<'_>) -> Result<Plugged, Error> {
+        // One at a time, so that two never choose the same port.
+        let _turn = self.plugging.lock().await;
+        let bus = match machine::free_slot(&self.qmp, self.kind, spec.size).await {
+            Ok(bus) => bus,
+            Err(NoSlot::Full) => return Err(Error::Slots("PCI Express root port")),
+            Err(NoSlot::Qmp(error)) => return Err(error.into()),
+        };
+        let (ours, theirs) = conversation(&spec)?;
+
+        let name = json!({"fdname": spec.chardev});
+        self.qmp.execute_with_fd("getfd", name.clone(), theirs.as_fd()).await?;
+        drop(theirs);
+        let chardev = json!({"id": spec.chardev, "backend": {"type": "socket", "data": {
+            "addr": {"type": "fd", "data": {"str": spec.chardev}}, "server": false}}});
+        if let Err(error) = self.qmp.execute("chardev-add", chardev).await {
+            // QEMU has taken the descriptor or not; either is fine.
+            let _ = self.qmp.execute("closefd", name).await;
+            return Err(error.into());
+        }
+
+        let mut device = json!({"driver": "ivshmem-doorbell", "id": spec.device,
+            "chardev": spec.chardev, "vectors": 1, "master": "off"});
+        if let Some(bus) = &bus {
+            device["bus"] = Value::from(bus.as_str());
+        }
+        if let Err(error) = self.qmp.execute("device_add", device).await {
+            if let Err(error) = self.remove_chardev(&spec.chardev).await {
+                tracing::warn!(chardev = spec.chardev, %error, "chardev left behind");
+            }
+            let full = matches!(&error, qmp::Error::Command { desc, .. }
+                if desc.contains("no slot/function available"));
+            return Err(if full { Error::Slots("PCI slot") } else { error.into() });
+        }
+        Ok(Plugged { device: spec.device, chardev: spec.chardev, _server: Some(ours) })
+    }
+
+    /// Unplugs a device, as often as it takes: a guest that is stopped, or has
+    /// not booted yet, gives it back later. Returns when it is gone, or the
+    /// machine is. `slow` is called once, when the guest takes its time.
+    pub async fn unplug(&self, plugged: Plugged, slow: impl FnOnce()) {
+        let mut slow = Some(slow);
+        loop {
+            let mut events = self.qmp.events();
+            match self.qmp.execute("device_del", json!({"id": plugged.device})).await {
+                Ok(_) => {}
+                Err(error) if error.is_not_found() => break,
+                Err(qmp::Error::Closed) => return,
+                // "already in the process of unplug", and a QEMU that is slow.
+                Err(error) => tracing::debug!(device = plugged.device, %error, "device_del"),
+            }
+            match self.deleted(&mut events, &plugged.device).await {
+                Deleted::Yes => break,
+                Deleted::MachineGone => return,
+                Deleted::NotYet => {
+                    if let Some(slow) = slow.take() {
+                        slow();
+                    }
+                }
+            }
+        }
+        if let Err(error) = self.remove_chardev(&plugged.chardev).await {
+            tracing::warn!(chardev = plugged.chardev, %error, "chardev left behind");
+        }
+        // Only now may the server's socket go: `plugged` ends here.
+        drop(plugged);
+    }
+
+    async fn deleted(&self, events: &mut broadcast::Receiver<qmp::Event>, id: &str) -> Deleted {
+        let deadline = Instant::now() + ASK_AGAIN;
+        loop {
+            tokio::select! {
+                () = self.qmp.closed() => return Deleted::MachineGone,
+                event = timeout_at(deadline, events.recv()) => match event {
+                    Err(_) | Ok(Err(broadcast::error::RecvError::Closed)) => return Deleted::NotYet,
+                    // We may have missed it: ask QEMU again.
+                    Ok(Err(broadcast::error::RecvError::Lagged(_))) => return Deleted::NotYet,
+                    Ok(Ok(event)) => {
+                        if event.data["device"] != id {
+                            continue;
+                        }
+                        match event.name.as_str() {
+                            "DEVICE_DELETED" => return Deleted::Yes,
+                            "DEVICE_UNPLUG_GUEST_ERROR" => {
+                                tracing::warn!(device = id, "the guest will not let go of it");
+                            }
+                            _ => {}
+                        }
+                    }
+                },
+            }
+        }
+    }
+
+    /// Removes a character device; QEMU may hold it a little longer than the
+    /// device that used it.
+    ///
+    /// # Errors
+    /// That of the last try.
+    pub async fn remove_chardev(&self, id: &str) -> Result<(), qmp::Error> {
+        let deadline = Instant::now() + CHARDEV_BUSY;
+        loop {
+            match self.qmp.execute("chardev-remove", json!({"id": id})).await {
+                Err(qmp::Error::Command { desc, .. })
+                    if desc.contains("busy") && Instant::now() < deadline =>
+                {
+                    sleep(Duration::from_millis(20)).await;
+                }
+                Err(qmp::Error::Closed) => return Ok(()),
+                Err(error) if error.is_not_found() => return Ok(()),
+                other => return other.map(drop),
+            }
+        }
+    }
+}
+
+enum Deleted {
+    Yes,
+    NotYet,
+    MachineGone,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::IoSliceMut;
+    use std::os::fd::AsRawFd;
+
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+    use vmloop_abi::memory;
+
+    use super::*;
+
+    /// Reads as QEMU does: eight bytes, perhaps a descriptor.
+    fn hear(from: &OwnedFd) -> Option<(i64, Option<OwnedFd>)> {
+        let mut bytes = [0; 8];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = recvmsg(
+            from,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+        .ok()?;
+        assert_eq!(got.bytes, 8);
+        let mut fds: Vec<OwnedFd> = control
+            .drain()
+            .flat_map(|part| match part {
+                RecvAncillaryMessage::ScmRights(fds) => fds.collect(),
+                _ => Vec::new(),
+            })
+            .collect();
+        assert!(fds.len() <= 1);
+        Some((i64::from_le_bytes(bytes), fds.pop()))
+    }
+
+    fn inode(fd: &OwnedFd) -> u64 {
+        std::fs::metadata(format!("/proc/self/fd/{}", fd.as_raw_fd())).map_or(0, |meta| {
+            use std::os::unix::fs::MetadataExt;
+            meta.ino()
+        })
+    }
+
+    #[test]
+    fn what_a_device_hears() {
+        let header = memory::channel_header(memory::RING_MIN);
+        let memory = memory::create("test", &header).expect("memfd");
+        let (own, other) = (doorbell().expect("eventfd"), doorbell().expect("eventfd"));
+        let spec = Spec {
+            device: "d".into(),
+            chardev: "c".into(),
+            memory: memory.as_fd(),
+            size: header.size,
+            own: (14, own.as_fd()),
+            other: (15, other.as_fd()),
+        };
+        let (ours, theirs) = conversation(&spec).expect("a socket pair");
+
+        assert!(matches!(hear(&theirs), Some((0, None))));
+        assert!(matches!(hear(&theirs), Some((14, None))));
+        let Some((-1, Some(region))) = hear(&theirs) else { panic!("no memory") };
+        assert_eq!(inode(&region), inode(&memory));
+        let size = File::from(region).metadata().expect("its size").len();
+        assert_eq!(size, header.size);
+        let Some((15, Some(ring_other))) = hear(&theirs) else { panic!("no doorbell of 15") };
+        let Some((14, Some(ring_own))) = hear(&theirs) else { panic!("no doorbell of 14") };
+        assert!(hear(&theirs).is_none(), "nothing more is said");
+
+        let mut count = [0; 8];
+        rustix::io::write(&ring_other, &1u64.to_ne_bytes()).expect("ring");
+        assert_eq!(rustix::io::read(&other, &mut count), Ok(8));
+        assert_eq!(rustix::io::read(&own, &mut count), Err(rustix::io::Errno::AGAIN));
+        rustix::io::write(&ring_own, &1u64.to_ne_bytes()).expect("ring");
+        assert_eq!(rustix::io::read(&own, &mut count), Ok(8));
+        drop(ours);
+    }
+}

@@ -1,0 +1,635 @@
+//! One task for each guest: its QMP connection, its control device, and the
+//! conversation over that. What a guest writes is copied, checked and limited
+//! here; the broker hears of nothing else.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, info, warn};
+use vmloop_abi::control::{Broken, ControlRegion, GuestSide};
+use vmloop_abi::memory::CONTROL_SIZE;
+use vmloop_abi::message::{AgentMessage, DirectoryEntry, GuestMessage};
+use vmloop_abi::readiness::readable;
+use vmloop_api::Problem;
+
+use crate::broker::Event;
+use crate::counters::Counters;
+use crate::device::{self, Plugged, Slots, Spec};
+use crate::machine::{self, CONTROL, LeftBehind, Machine};
+use crate::qmp::{self, Qmp};
+
+/// Messages taken before others get their turn.
+const BATCH: usize = 64;
+/// Messages that wait for room in a guest's ring.
+const WAITING: usize = 1024;
+/// A broken control device is replaced no more often than this.
+const REPLACE: Duration = Duration::from_secs(5);
+
+/// Names an attachment: a number that is never used again, so that what a
+/// former life of a guest caused cannot be taken for its present one's doing.
+pub type Key = u64;
+
+/// A directory, shared between the broker and a guest's task; None while the
+/// broker does not know enough yet.
+pub type Directory = Option<Arc<Vec<DirectoryEntry>>>;
+
+/// What the broker tells a guest's task.
+#[derive(Debug)]
+pub enum Command {
+    /// Answer a HELLO; the directory follows by itself.
+    Welcome(AgentMessage),
+    /// Send a message.
+    Send(AgentMessage),
+    /// Look for interfaces again.
+    Rescan,
+    /// Unplug the control device, and end.
+    Detach,
+}
+
+/// The broker's handle of a guest.
+pub struct Handle {
+    /// its places for devices
+    pub slots: Slots,
+    /// its QEMU
+    pub qmp: Qmp,
+    /// its task
+    pub commands: mpsc::UnboundedSender<Command>,
+    /// what it is to know
+    pub directory: watch::Sender<Directory>,
+}
+
+/// Grants so many things per second, and some at once.
+#[derive(Debug)]
+pub struct Bucket {
+    per_second: f64,
+    most: f64,
+    level: f64,
+    then: Instant,
+}
+
+impl Bucket {
+    /// A full one.
+    pub fn new(per_second: f64, most: f64) -> Self {
+        Self { per_second, most, level: most, then: Instant::now() }
+    }
+
+    /// Takes one, or says when there will be one.
+    ///
+    /// # Errors
+    /// The instant at which to ask again.
+    pub fn take(&mut self, now: Instant) -> Result<(), Instant> {
+        let passed = now.saturating_duration_since(self.then).as_secs_f64();
+        self.then = now;
+        self.level = (self.level + passed * self.per_second).min(self.most);
+        if self.level >= 1.0 {
+            self.level -= 1.0;
+            return Ok(());
+        }
+        Err(now + Duration::from_secs_f64((1.0 - self.level) / self.per_second))
+    }
+}
+
+/// A control device that is plugged.
+struct Control {
+    region: ControlRegion,
+    heard: AsyncFd<OwnedFd>,
+    ring: OwnedFd,
+    plugged: Plugged,
+}
+
+impl Control {
+    async fn plug(slots: &Slots) -> Result<Self, device::Error> {
+        let (region, memory) = ControlRegion::create("vmloop-control")?;
+        let (ours, theirs) = (device::doorbell()?, device::doorbell()?);
+        let plugged = slots
+            .plug(Spec {
+                device: CONTROL.into(),
+                chardev: CONTROL.into(),
+                memory: memory.as_fd(),
+                size: CONTROL_SIZE,
+                own: (1, theirs.as_fd()),
+                other: (0, ours.as_fd()),
+            })
+            .await?;
+        Ok(Self { region, heard: readable(ours)?, ring: theirs, plugged })
+    }
+
+    fn ring(&self) {
+        // Fails only if the counter is full, and then it rings already.
+        let _ = rustix::io::write(&self.ring, &1u64.to_ne_bytes());
+    }
+
+    /// Waits until the guest rings.
+    async fn heard(&self) -> io::Result<()> {
+        let mut ready = self.heard.readable().await?;
+        let mut count = [0; 8];
+        match rustix::io::read(self.heard.get_ref(), &mut count) {
+            Ok(_) => Ok(()),
+            Err(rustix::io::Errno::AGAIN) => {
+                ready.clear_ready();
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// What waits to be sent to a guest.
+#[derive(Default)]
+struct Outbox {
+    messages: VecDeque<AgentMessage>,
+    directory: Option<(u64, Arc<Vec<DirectoryEntry>>, usize)>,
+    generation: u64,
+}
+
+impl Outbox {
+    fn push(&mut self, message: AgentMessage) {
+        if self.messages.len() == WAITING {
+            // A guest that does not read misses something; it asks again.
+            self.messages.pop_front();
+        }
+        self.messages.push_back(message);
+    }
+
+    fn start_directory(&mut self, entries: Arc<Vec<DirectoryEntry>>) {
+        self.generation += 1;
+        self.directory = Some((self.generation, entries, 0));
+    }
+
+    /// Sends as much as there is room for; whether all was sent.
+    fn flush(&mut self, region: &mut ControlRegion) -> Result<bool, Broken> {
+        while let Some(message) = self.messages.front() {
+            if !region.send(message)? {
+                return Ok(false);
+            }
+            self.messages.pop_front();
+        }
+        while let Some((generation, entries, next)) = &mut self.directory {
+            let message = if *next == 0 {
+                AgentMessage::DirBegin(*generation)
+            } else if let Some(entry) = entries.get(*next - 1) {
+                AgentMessage::DirPeer(Box::new(entry.clone()))
+            } else {
+                AgentMessage::DirEnd(*generation)
+            };
+            if !region.send(&message)? {
+                return Ok(false);
+            }
+            *next += 1;
+            if *next == entries.len() + 2 {
+                self.directory = None;
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Why a guest's task stops serving a control device.
+enum End {
+    Detach,
+    MachineGone,
+    Broken(Broken),
+    Failed(io::Error),
+}
+
+/// What a guest's task needs to begin.
+pub struct Task {
+    /// names the attachment
+    pub key: Key,
+    /// QMP socket
+    pub path: PathBuf,
+    /// name that the operator gave
+    pub name: Option<String>,
+    /// the broker
+    pub events: mpsc::Sender<Event>,
+    /// what is counted
+    pub counters: Arc<Counters>,
+}
+
+/// What the broker learns when a task has connected.
+pub struct Connected {
+    /// names the attachment
+    pub key: Key,
+    /// what QEMU told
+    pub machine: Machine,
+    /// the name to use
+    pub name: String,
+    /// what an earlier agent left
+    pub left: LeftBehind,
+    /// the handle
+    pub handle: Handle,
+    /// the broker's answer: go on, or why not
+    pub go: oneshot::Sender<Result<(), Problem>>,
+}
+
+fn qmp_problem(error: &qmp::Error) -> Problem {
+    let code = match error {
+        qmp::Error::NotFound(_) => "qmp-not-found",
+        qmp::Error::NotSocket(_) => "qmp-not-a-socket",
+        qmp::Error::Refused(_) => "qmp-nobody-listens",
+        qmp::Error::Busy(_) => "qmp-busy",
+        qmp::Error::NotQmp(..) => "qmp-not-qmp",
+        _ => "qmp-failed",
+    };
+    Problem::new(code, error.to_string()).hint(error.hint())
+}
+
+fn machine_problem(error: &machine::Error) -> Problem {
+    let code = match error {
+        machine::Error::Qmp(error) => return qmp_problem(error),
+        machine::Error::NoIvshmem(_) => "no-ivshmem",
+        machine::Error::Machine(_) => "machine-type",
+        machine::Error::Migrating(_) => "migrating",
+        machine::Error::Process(..) => "process",
+    };
+    Problem::new(code, error.to_string()).hint(error.hint())
+}
+
+fn device_problem(error: &device::Error) -> Problem {
+    let code = match error {
+        device::Error::Slots(_) => "no-slot",
+        device::Error::Qmp(error) => return qmp_problem(error),
+        device::Error::Io(_) => "failed",
+    };
+    Problem::new(code, format!("control device: {error}")).hint(error.hint())
+}
+
+impl Task {
+    /// Attaches, serves the guest until it is detached or gone, and tells the
+    /// broker how it ended.
+    pub async fn run(self) {
+        let (key, events) = (self.key, self.events.clone());
+        let problem = self.attach_and_serve().await.err();
+        // Fails only when the agent ends.
+        let _ = events.send(Event::Left { key, problem }).await;
+    }
+
+    async fn attach_and_serve(self) -> Result<(), Problem> {
+        let (qmp, process) = Qmp::connect(&self.path).await.map_err(|error| qmp_problem(&error))?;
+        let machine =
+            Machine::discover(&qmp, process.pid).await.map_err(|error| machine_problem(&error))?;
+        let left = machine::left_behind(&qmp).await.map_err(|error| qmp_problem(&error))?;
+        let name = self.name.clone().unwrap_or_else(|| {
+            if machine.name.is_empty() {
+                machine::name_from_socket(&self.path)
+            } else {
+                machine.name.clone()
+            }
+        });
+        if !machine.kvm {
+            info!(guest = name, "runs without KVM: slow, but fine");
+        }
+        let gone = pidfd(machine.pid);
+
+        let slots = Slots::new(qmp.clone(), machine.kind);
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let (directory, updates) = watch::channel(None);
+        let (go, went) = oneshot::channel();
+        let connected = Connected {
+            key: self.key,
+            name: name.clone(),
+            left: left.clone(),
+            handle: Handle { slots: slots.clone(), qmp: qmp.clone(), commands, directory },
+            go,
+            machine: machine.clone(),
+        };
+        let agent_ends = |_| Problem::new("ending", "the agent is ending");
+        self.events
+            .send(Event::Connected(Box::new(connected)))
+            .await
+            .map_err(|_| agent_ends(()))?;
+        went.await.map_err(|_| agent_ends(()))??;
+
+        // The control device of an earlier agent, or what it left half done.
+        for (device, chardev) in left.devices {
+            let (name, id) = (name.clone(), device.clone());
+            slots
+                .unplug(Plugged::found(device, chardev), move || {
+                    warn!(
+                        guest = name,
+                        device = id,
+                        "the guest keeps a device of an earlier agent"
+                    );
+                })
+                .await;
+        }
+        for chardev in &left.chardevs {
+            if let Err(error) = slots.remove_chardev(chardev).await {
+                warn!(chardev, %error, "chardev left behind");
+            }
+        }
+
+        let mut serving = Serving {
+            key: self.key,
+            pid: machine.pid,
+            qmp,
+            slots,
+            inbox,
+            updates,
+            gone,
+            events: self.events,
+            counters: self.counters,
+            outbox: Outbox::default(),
+        };
+        serving.run().await
+    }
+}
+
+/// Readable when the process ends.
+fn pidfd(pid: u32) -> Option<AsyncFd<OwnedFd>> {
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    let fd = pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
+    readable(fd).ok()
+}
+
+struct Serving {
+    key: Key,
+    pid: u32,
+    qmp: Qmp,
+    slots: Slots,
+    inbox: mpsc::UnboundedReceiver<Command>,
+    updates: watch::Receiver<Directory>,
+    gone: Option<AsyncFd<OwnedFd>>,
+    events: mpsc::Sender<Event>,
+    counters: Arc<Counters>,
+    outbox: Outbox,
+}
+
+impl Serving {
+    /// Returns when the guest is detached or gone; a problem only if it never
+    /// had a control device.
+    async fn run(&mut self) -> Result<(), Problem> {
+        let mut first = true;
+        loop {
+            let plugged_at = Instant::now();
+            let mut control = match Control::plug(&self.slots).await {
+                Ok(control) => control,
+                Err(error) if first => return Err(device_problem(&error)),
+                Err(error) => {
+                    warn!(key = self.key, %error, "control device; trying again");
+                    if self.wait_until(plugged_at + REPLACE).await {
+                        return Ok(());
+                    }
+                    continue;
+                }
+            };
+            first = false;
+            self.tell(Event::ControlUp { key: self.key }).await;
+            let end = self.serve(&mut control).await;
+            self.tell(Event::Away { key: self.key }).await;
+            control.region.close();
+            match &end {
+                End::MachineGone => {
+                    self.qmp.abandon();
+                    return Ok(());
+                }
+                End::Detach => {}
+                End::Broken(error) => {
+                    self.counters.control_broken.add(1);
+                    warn!(key = self.key, %error, "replacing the control device");
+                }
+                End::Failed(error) => warn!(key = self.key, %error, "replacing the control device"),
+            }
+            control.ring();
+            let key = self.key;
+            self.slots
+                .unplug(control.plugged, move || {
+                    warn!(key, "the guest keeps its control device");
+                })
+                .await;
+            if matches!(end, End::Detach) || self.wait_until(plugged_at + REPLACE).await {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn tell(&self, event: Event) {
+        // Fails only when the agent ends.
+        let _ = self.events.send(event).await;
+    }
+
+    /// Waits; true if the guest is to be detached, or gone.
+    async fn wait_until(&mut self, deadline: Instant) -> bool {
+        loop {
+            tokio::select! {
+                () = sleep_until(deadline) => return false,
+                () = self.qmp.closed() => return true,
+                command = self.inbox.recv() => match command {
+                    None | Some(Command::Detach) => return true,
+                    Some(_) => {}
+                },
+            }
+        }
+    }
+
+    fn rescan(&self) {
+        let (qmp, pid, key, events) = (self.qmp.clone(), self.pid, self.key, self.events.clone());
+        tokio::spawn(async move {
+            match machine::nics(&qmp, pid).await {
+                // Fails only when the agent ends.
+                Ok(nics) => drop(events.send(Event::Nics { key, nics }).await),
+                Err(error) => debug!(key, %error, "interfaces"),
+            }
+        });
+    }
+
+    async fn serve(&mut self, control: &mut Control) -> End {
+        match self.serve_inner(control).await {
+            Ok(end) => end,
+            Err(error) => End::Broken(error),
+        }
+    }
+
+    async fn serve_inner(&mut self, control: &mut Control) -> Result<End, Broken> {
+        let mut messages = Bucket::new(200.0, 400.0);
+        let mut wakes = Bucket::new(2000.0, 2000.0);
+        let mut qemu = self.qmp.events();
+        let mut connected = false;
+        let mut was_reset = false;
+        let mut welcomed = false;
+        let mut payload = Vec::new();
+        self.outbox = Outbox { generation: self.outbox.generation, ..Outbox::default() };
+
+        loop {
+            match control.region.poll()? {
+                GuestSide::Began => {
+                    if connected {
+                        self.tell(Event::Away { key: self.key }).await;
+                    }
+                    connected = true;
+                    was_reset = false;
+                    welcomed = false;
+                    self.outbox.messages.clear();
+                    self.outbox.directory = None;
+                    control.ring();
+                }
+                GuestSide::Away => {
+                    if connected {
+                        connected = false;
+                        self.tell(Event::Away { key: self.key }).await;
+                    }
+                }
+                GuestSide::Connected => {}
+            }
+
+            let mut not_before = None;
+            let mut more = false;
+            if connected && !was_reset {
+                let mut taken = 0;
+                while taken < BATCH {
+                    if let Err(when) = messages.take(Instant::now()) {
+                        not_before = Some(when);
+                        break;
+                    }
+                    let Some(kind) = control.region.receive(&mut payload)? else { break };
+                    taken += 1;
+                    self.hear(kind, &payload).await;
+                }
+                if control.region.received() {
+                    control.ring();
+                }
+                more = taken == BATCH;
+                if not_before.is_some() {
+                    self.counters.throttled.add(1);
+                }
+
+                let all_sent = self.outbox.flush(&mut control.region)?;
+                if control.region.sent() {
+                    control.ring();
+                }
+                more |= !all_sent && !control.region.wait_room();
+                more |= not_before.is_none() && !control.region.may_sleep();
+            }
+            if more {
+                tokio::task::yield_now().await;
+            }
+            let doorbells_from = wakes.take(Instant::now()).err();
+            let wake_at = if more { None } else { not_before.max(doorbells_from) };
+
+            tokio::select! {
+                biased;
+                () = self.qmp.closed() => return Ok(End::MachineGone),
+                () = ended(self.gone.as_ref()) => return Ok(End::MachineGone),
+                command = self.inbox.recv() => match command {
+                    None | Some(Command::Detach) => return Ok(End::Detach),
+                    Some(Command::Rescan) => self.rescan(),
+                    Some(Command::Send(message)) => self.outbox.push(message),
+                    Some(Command::Welcome(message)) => {
+                        self.outbox.push(message);
+                        welcomed = true;
+                        if let Some(entries) = self.updates.borrow_and_update().clone() {
+                            self.outbox.start_directory(entries);
+                        }
+                    }
+                },
+                changed = self.updates.changed(), if welcomed => {
+                    if changed.is_err() {
+                        return Ok(End::Detach);
+                    }
+                    if let Some(entries) = self.updates.borrow_and_update().clone() {
+                        self.outbox.start_directory(entries);
+                    }
+                }
+                event = qemu.recv() => match event {
+                    Ok(event) if event.name == "RESET" && connected => {
+                        // Its memory still says what it said before.
+                        connected = false;
+                        was_reset = true;
+                        self.tell(Event::Away { key: self.key }).await;
+                    }
+                    Ok(event) if event.name == "DEVICE_DELETED" => self.rescan(),
+                    Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
+                    Err(broadcast::error::RecvError::Closed) => return Ok(End::MachineGone),
+                },
+                heard = control.heard(), if doorbells_from.is_none() => {
+                    if let Err(error) = heard {
+                        return Ok(End::Failed(error));
+                    }
+                }
+                () = sleep_until(wake_at.unwrap_or_else(Instant::now)), if more || wake_at.is_some() => {}
+            }
+        }
+    }
+
+    async fn hear(&self, kind: u16, payload: &[u8]) {
+        match GuestMessage::parse(kind, payload) {
+            Ok(message) => self.tell(Event::Guest { key: self.key, message }).await,
+            Err(error) => {
+                self.counters.malformed.add(1);
+                debug!(key = self.key, %error, "message ignored");
+            }
+        }
+    }
+}
+
+/// Returns when the process has ended; never without a pidfd.
+async fn ended(pidfd: Option<&AsyncFd<OwnedFd>>) {
+    match pidfd {
+        // An error is no news about the process.
+        Some(fd) if fd.readable().await.is_ok() => {}
+        _ => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets() {
+        let mut bucket = Bucket::new(10.0, 2.0);
+        let now = Instant::now();
+        assert_eq!(bucket.take(now), Ok(()));
+        assert_eq!(bucket.take(now), Ok(()));
+        let Err(later) = bucket.take(now) else { panic!("a third one") };
+        let wait = later - now;
+        assert!(wait > Duration::from_millis(90) && wait < Duration::from_millis(110), "{wait:?}");
+        assert_eq!(bucket.take(later + Duration::from_millis(1)), Ok(()));
+        assert!(bucket.take(later + Duration::from_millis(1)).is_err());
+    }
+
+    #[test]
+    fn a_directory_larger_than_the_ring() {
+        let (mut region, fd) = ControlRegion::create("test").expect("a region");
+        let mut guest = ControlRegion::fake_guest(&fd).expect("its other end");
+        guest.begin(1);
+        assert_eq!(region.poll(), Ok(GuestSide::Began));
+        let entry = DirectoryEntry {
+            id: 1,
+            epoch: 1,
+            tag: 0,
+            tagged: false,
+            local_mac: [1; 6],
+            mac: [2; 6],
+            mtu: 1500,
+            name: "x".into(),
+            ips: Vec::new(),
+        };
+        let mut outbox = Outbox::default();
+        outbox.start_directory(Arc::new(vec![entry; 3000]));
+        let mut heard = Vec::new();
+        let mut rounds = 0;
+        loop {
+            let done = outbox.flush(&mut region).expect("an honest guest");
+            region.sent();
+            while let Some((kind, _)) = guest.receive() {
+                heard.push(kind);
+            }
+            rounds += 1;
+            if done {
+                break;
+            }
+        }
+        assert!(rounds > 2);
+        assert_eq!(heard.len(), 3002);
+        assert_eq!((heard[0], heard[1], heard[3001]), (33, 34, 35));
+    }
+}

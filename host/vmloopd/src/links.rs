@@ -1,0 +1,277 @@
+//! The host's virtual network: which interfaces are ports of which bridge, in
+//! which VLAN. Kept up to date by rtnetlink's events.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use futures_util::{StreamExt, TryStreamExt};
+use rtnetlink::MulticastGroup;
+use rtnetlink::packet_route::AddressFamily;
+use rtnetlink::packet_route::link::{
+    AfSpecBridge, BridgePortState, BridgeVlanInfoFlags, InfoBridge, InfoBridgePort, InfoData,
+    InfoKind, InfoPortData, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage,
+};
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+
+/// Changes come in bursts: look when it was quiet for this long.
+const QUIET: Duration = Duration::from_millis(30);
+
+/// One interface of the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Link {
+    /// its name
+    pub name: String,
+    /// largest packet in bytes
+    pub mtu: u32,
+    /// administratively up
+    pub up: bool,
+    /// index of the interface that it is a port of; 0 for none
+    pub master: u32,
+    /// whether it is a Linux bridge
+    pub bridge: bool,
+    /// bridge: whether it filters VLANs
+    pub vlan_filtering: bool,
+    /// port: whether it may only talk to ports that are not isolated
+    pub isolated: bool,
+    /// port: whether it forwards
+    pub forwarding: bool,
+    /// port: VLAN that untagged frames enter; 0 for none
+    pub pvid: u16,
+    /// port: whether frames of that VLAN leave untagged
+    pub untagged: bool,
+}
+
+/// All interfaces, by index.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Links {
+    links: HashMap<u32, Link>,
+}
+
+/// Where in the virtual network an interface of a guest is. Two that have the
+/// same `bridge` and `vlan`, not both isolated, reach each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// index of the bridge
+    pub bridge: u32,
+    /// its name
+    pub bridge_name: String,
+    /// VLAN of untagged frames; 0 if the bridge does not filter VLANs
+    pub vlan: u16,
+    /// whether tagged frames pass between all ports
+    pub tagged: bool,
+    /// whether it may only talk to ports that are not isolated
+    pub isolated: bool,
+    /// largest packet in bytes
+    pub mtu: u32,
+}
+
+impl Links {
+    /// From interfaces by index.
+    pub fn new(links: impl IntoIterator<Item = (u32, Link)>) -> Self {
+        Self { links: links.into_iter().collect() }
+    }
+
+    /// Where an interface is, or why nowhere.
+    ///
+    /// # Errors
+    /// A text for people.
+    pub fn port(&self, name: &str) -> Result<Port, String> {
+        if name.is_empty() {
+            return Err("not a tap interface of this host".into());
+        }
+        let link = self
+            .links
+            .values()
+            .find(|link| link.name == name)
+            .ok_or_else(|| format!("no interface {name}"))?;
+        let bridge = self
+            .links
+            .get(&link.master)
+            .filter(|bridge| bridge.bridge)
+            .ok_or_else(|| format!("{name} is not a port of a Linux bridge"))?;
+        if !link.up || !bridge.up {
+            return Err(format!("{} is down", if link.up { &bridge.name } else { name }));
+        }
+        if !link.forwarding {
+            return Err(format!("{name} does not forward (no carrier, or spanning tree)"));
+        }
+        if bridge.vlan_filtering && (link.pvid == 0 || !link.untagged) {
+            return Err(format!("{name} has no untagged VLAN on {}", bridge.name));
+        }
+        Ok(Port {
+            bridge: link.master,
+            bridge_name: bridge.name.clone(),
+            vlan: if bridge.vlan_filtering { link.pvid } else { 0 },
+            tagged: !bridge.vlan_filtering,
+            isolated: link.isolated,
+            mtu: link.mtu,
+        })
+    }
+
+    fn take(&mut self, message: LinkMessage) {
+        let mut link = Link { up: message.header.flags.contains(LinkFlags::Up), ..Link::default() };
+        for attribute in message.attributes {
+            match attribute {
+                LinkAttribute::IfName(name) => link.name = name,
+                LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+                LinkAttribute::Controller(master) => link.master = master,
+                LinkAttribute::LinkInfo(infos) => link.take_info(infos),
+                _ => {}
+            }
+        }
+        self.links.insert(message.header.index, link);
+    }
+
+    /// VLANs come in a dump of their own.
+    fn take_vlans(&mut self, message: &LinkMessage) {
+        let Some(link) = self.links.get_mut(&message.header.index) else { return };
+        for attribute in &message.attributes {
+            let LinkAttribute::AfSpecBridge(specs) = attribute else { continue };
+            for spec in specs {
+                let AfSpecBridge::VlanInfo(vlan) = spec else { continue };
+                if vlan.flags.contains(BridgeVlanInfoFlags::Pvid) {
+                    link.pvid = vlan.vid;
+                    link.untagged = vlan.flags.contains(BridgeVlanInfoFlags::Untagged);
+                }
+            }
+        }
+    }
+}
+
+impl Link {
+    fn take_info(&mut self, infos: Vec<LinkInfo>) {
+        for info in infos {
+            match info {
+                LinkInfo::Kind(InfoKind::Bridge) => self.bridge = true,
+                LinkInfo::Data(InfoData::Bridge(data)) => {
+                    for value in data {
+                        if let InfoBridge::VlanFiltering(on) = value {
+                            self.vlan_filtering = on;
+                        }
+                    }
+                }
+                LinkInfo::PortData(InfoPortData::BridgePort(data)) => {
+                    for value in data {
+                        match value {
+                            InfoBridgePort::Isolated(on) => self.isolated = on,
+                            InfoBridgePort::State(state) => {
+                                self.forwarding = state == BridgePortState::Forwarding;
+                            }
+                            _ => {}
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Reads all interfaces.
+///
+/// # Errors
+/// Those of rtnetlink.
+pub async fn read(handle: &rtnetlink::Handle) -> Result<Links, rtnetlink::Error> {
+    let mut links = Links::default();
+    let mut dump = handle.link().get().execute();
+    while let Some(message) = dump.try_next().await? {
+        links.take(message);
+    }
+    let mut dump = handle
+        .link()
+        .get()
+        .set_filter_mask(AddressFamily::Bridge, vec![LinkExtentMask::Brvlan])
+        .execute();
+    while let Some(message) = dump.try_next().await? {
+        links.take_vlans(&message);
+    }
+    Ok(links)
+}
+
+/// Sends all interfaces at first and after each change, until nobody receives.
+///
+/// # Errors
+/// Those of rtnetlink.
+pub async fn watch(to: mpsc::Sender<Links>) -> anyhow::Result<()> {
+    let (connection, handle, mut events) =
+        rtnetlink::new_multicast_connection(&[MulticastGroup::Link])?;
+    tokio::spawn(connection);
+    let mut last = None;
+    loop {
+        let links = read(&handle).await?;
+        if last.as_ref() != Some(&links) {
+            last = Some(links.clone());
+            if to.send(links).await.is_err() {
+                return Ok(());
+            }
+        }
+        if events.next().await.is_none() {
+            anyhow::bail!("rtnetlink ended");
+        }
+        loop {
+            tokio::select! {
+                event = events.next() => if event.is_none() { break },
+                () = sleep(QUIET) => break,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bridge(filtering: bool) -> Link {
+        Link {
+            name: "br0".into(),
+            up: true,
+            bridge: true,
+            vlan_filtering: filtering,
+            ..Link::default()
+        }
+    }
+
+    fn tap(pvid: u16) -> Link {
+        Link {
+            name: "tap0".into(),
+            mtu: 1500,
+            up: true,
+            master: 1,
+            forwarding: true,
+            pvid,
+            untagged: true,
+            ..Link::default()
+        }
+    }
+
+    fn port(bridge: Link, tap: Link) -> Result<Port, String> {
+        Links::new([(1, bridge), (2, tap)]).port("tap0")
+    }
+
+    #[test]
+    fn ports() {
+        let plain = port(bridge(false), tap(1)).expect("a port");
+        assert_eq!((plain.bridge, plain.vlan, plain.tagged), (1, 0, true));
+        let filtered = port(bridge(true), tap(10)).expect("a port");
+        assert_eq!((filtered.vlan, filtered.tagged), (10, false));
+
+        assert!(port(bridge(true), tap(0)).is_err(), "no VLAN");
+        assert!(port(bridge(true), Link { untagged: false, ..tap(10) }).is_err(), "tagged");
+        assert!(port(bridge(false), Link { up: false, ..tap(1) }).is_err(), "down");
+        assert!(port(Link { up: false, ..bridge(false) }, tap(1)).is_err(), "bridge down");
+        assert!(port(bridge(false), Link { forwarding: false, ..tap(1) }).is_err(), "blocked");
+        assert!(port(bridge(false), Link { master: 0, ..tap(1) }).is_err(), "no bridge");
+        assert!(port(Link { bridge: false, ..bridge(false) }, tap(1)).is_err(), "Open vSwitch");
+        assert!(Links::default().port("tap0").is_err());
+        assert!(Links::default().port("").is_err());
+    }
+
+    #[tokio::test]
+    async fn this_machine() {
+        let (connection, handle, _) = rtnetlink::new_connection().expect("rtnetlink");
+        tokio::spawn(connection);
+        let links = read(&handle).await.expect("a dump");
+        assert!(links.links.values().any(|link| link.name == "lo"));
+    }
+}

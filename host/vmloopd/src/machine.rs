@@ -1,0 +1,590 @@
+//! What a running QEMU tells about itself: who it is, where devices can be
+//! plugged, which network interfaces it has, and what an earlier agent left.
+//!
+//! Nothing here is taken from the guest: addresses come from how QEMU was
+//! configured, not from what the guest's driver set later.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::qmp::{self, Qmp};
+
+/// Prefix of the ids of everything that the agent makes in a QEMU.
+pub const PREFIX: &str = "vmloop-";
+/// Id of a guest's control device.
+pub const CONTROL: &str = "vmloop-ctl";
+
+/// What stands in the way of attaching to a machine.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// QMP failed.
+    #[error(transparent)]
+    Qmp(#[from] qmp::Error),
+    /// This QEMU cannot make the device.
+    #[error("this QEMU ({0}) has no ivshmem-doorbell device")]
+    NoIvshmem(String),
+    /// Devices cannot be plugged into this kind of machine.
+    #[error("machines of type {0} are not supported")]
+    Machine(String),
+    /// The machine waits for an incoming migration or is about to leave.
+    #[error("the machine is migrating ({0})")]
+    Migrating(String),
+    /// Its process cannot be looked at.
+    #[error("process {0} of this QEMU: {1}")]
+    Process(u32, io::Error),
+}
+
+impl Error {
+    /// What the operator can do about it; may be empty.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Qmp(error) => error.hint(),
+            Self::NoIvshmem(_) => {
+                "use a QEMU that was built with CONFIG_IVSHMEM_DEVICE, as distributions do"
+            }
+            Self::Machine(_) => "use -machine pc or -machine q35",
+            Self::Migrating(_) => "attach again when the migration is over",
+            Self::Process(..) => {
+                "vmloopd must run on the same host, as root, outside of any PID namespace"
+            }
+        }
+    }
+}
+
+/// How devices are plugged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// i440FX: any slot of pci.0
+    Pc,
+    /// Q35: an empty root port
+    Q35,
+}
+
+/// A network interface as QEMU was told to make it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nic {
+    /// address that QEMU was told
+    pub mac: [u8; 6],
+    /// host interface of its tap; empty if it has none
+    pub tap: String,
+}
+
+/// A channel device that an earlier agent plugged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// of the channel
+    pub tag: u32,
+    /// identity of the other guest
+    pub peer: u64,
+    /// epoch of the other guest
+    pub epoch: u64,
+}
+
+/// What a QEMU tells about itself.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// QEMU's version
+    pub version: String,
+    /// UUID; None if it has none, or only zeros
+    pub uuid: Option<String>,
+    /// QEMU's -name; may be empty
+    pub name: String,
+    /// QEMU's machine type
+    pub kind_name: String,
+    /// how devices are plugged
+    pub kind: Kind,
+    /// process
+    pub pid: u32,
+    /// identity; never 0
+    pub id: u64,
+    /// epoch
+    pub epoch: u64,
+    /// whether it runs under KVM
+    pub kvm: bool,
+    /// interfaces
+    pub nics: Vec<Nic>,
+}
+
+/// Identity of a guest: eight bytes of a hash of what makes it unique.
+fn identity(unique: &str) -> u64 {
+    let hash = Sha256::digest(unique.as_bytes());
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&hash[..8]);
+    u64::from_le_bytes(bytes).max(1)
+}
+
+/// Start time of a process in clock ticks since boot.
+fn start_time(pid: u32) -> io::Result<u64> {
+    parse_start_time(&fs::read_to_string(format!("/proc/{pid}/stat"))?)
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Field 22 of /proc/PID/stat, counted after the command's name, which may
+/// contain blanks and parentheses.
+fn parse_start_time(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// Epoch of a guest: the life of a QEMU process, as long as the host is up.
+/// A process id has at most 22 bits (`PID_MAX_LIMIT`).
+fn epoch(start: u64, pid: u32) -> u64 {
+    start << 22 | u64::from(pid)
+}
+
+impl Machine {
+    /// Asks a QEMU all of it.
+    ///
+    /// # Errors
+    /// [`Error`], with a hint for the operator.
+    pub async fn discover(qmp: &Qmp, pid: u32) -> Result<Self, Error> {
+        let nothing = || json!({});
+        let version = qmp.execute("query-version", nothing()).await?;
+        let number = |key: &str| version["qemu"][key].as_u64().unwrap_or(0);
+        let version = format!("{}.{}.{}", number("major"), number("minor"), number("micro"));
+
+        let types = qmp.execute("qom-list-types", json!({"implements": "ivshmem-common"})).await?;
+        let known = types
+            .as_array()
+            .is_some_and(|list| list.iter().any(|entry| entry["name"] == "ivshmem-doorbell"));
+        if !known {
+            return Err(Error::NoIvshmem(version));
+        }
+
+        let status = qmp.execute("query-status", nothing()).await?;
+        let status = status["status"].as_str().unwrap_or_default();
+        if matches!(status, "inmigrate" | "postmigrate" | "finish-migrate" | "colo") {
+            return Err(Error::Migrating(status.into()));
+        }
+        let migration = qmp.execute("query-migrate", nothing()).await?;
+        let migration = migration["status"].as_str().unwrap_or("none");
+        if !matches!(migration, "none" | "cancelled" | "failed" | "completed") {
+            return Err(Error::Migrating(migration.into()));
+        }
+
+        let kind_name = qmp.get_text("/machine", "type").await?;
+        let kind_name = kind_name.trim_end_matches("-machine").to_owned();
+        let objects = qmp.list("/machine").await?;
+        let kind = if objects.iter().any(|(_, kind)| kind == "child<q35-pcihost>") {
+            Kind::Q35
+        } else if objects.iter().any(|(_, kind)| kind == "child<i440FX-pcihost>") {
+            Kind::Pc
+        } else {
+            return Err(Error::Machine(kind_name));
+        };
+
+        let uuid = qmp.execute("query-uuid", nothing()).await?;
+        let uuid = uuid["UUID"].as_str().unwrap_or_default().to_ascii_lowercase();
+        let uuid = uuid.chars().any(|c| c.is_ascii_hexdigit() && c != '0').then_some(uuid);
+        let name = qmp.execute("query-name", nothing()).await?;
+        let name = name["name"].as_str().unwrap_or_default().to_owned();
+        let kvm = qmp.execute("query-kvm", nothing()).await?;
+
+        let start = start_time(pid).map_err(|error| Error::Process(pid, error))?;
+        let epoch = epoch(start, pid);
+        let id = match &uuid {
+            Some(uuid) => identity(uuid),
+            None => identity(&format!("process {epoch}")),
+        };
+        Ok(Self {
+            version,
+            uuid,
+            name,
+            kind_name,
+            kind,
+            pid,
+            id,
+            epoch,
+            kvm: kvm["enabled"].as_bool().unwrap_or(false),
+            nics: nics(qmp, pid).await?,
+        })
+    }
+}
+
+/// Asks for the network interfaces.
+///
+/// # Errors
+/// Those of [`Qmp::execute`].
+pub async fn nics(qmp: &Qmp, pid: u32) -> Result<Vec<Nic>, qmp::Error> {
+    let info =
+        qmp.execute("human-monitor-command", json!({"command-line": "info network"})).await?;
+    let backends = parse_info_network(info.as_str().unwrap_or_default());
+    // The interfaces of another network namespace have names of their own.
+    let same_network = same_namespace(pid);
+
+    let mut nics = Vec::new();
+    for container in ["/machine/peripheral", "/machine/peripheral-anon", "/machine/unattached"] {
+        for (child, kind) in qmp.list(container).await? {
+            // Devices on the main board are many; interfaces among them, made
+            // by -nic or -net nic, are few and known.
+            let network = ["net", "e1000", "rtl8139", "vmxnet", "ne2k", "tulip", "i8255"];
+            let unattached = container.ends_with("unattached");
+            if !kind.starts_with("child<")
+                || (unattached && !network.iter().any(|name| kind.contains(name)))
+            {
+                continue;
+            }
+            let path = format!("{container}/{child}");
+            let Some(mac) = parse_mac(&qmp.get_text(&path, "mac").await?) else { continue };
+            let netdev = qmp.get_text(&path, "netdev").await?;
+            let tap = match backends.iter().find(|backend| backend.name == netdev) {
+                Some(backend) if same_network => backend.interface(pid),
+                _ => None,
+            };
+            nics.push(Nic { mac, tap: tap.unwrap_or_default() });
+        }
+    }
+    Ok(nics)
+}
+
+/// Asks for what an earlier agent left: its channels, and whether there is a
+/// control device. Devices with its prefix that make no sense, and character
+/// devices without a device, come back as leftovers (device ids, chardev ids).
+///
+/// # Errors
+/// Those of [`Qmp::execute`].
+pub async fn left_behind(qmp: &Qmp) -> Result<LeftBehind, qmp::Error> {
+    let mut left = LeftBehind::default();
+    let mut used = Vec::new();
+    for (name, kind) in qmp.list("/machine/peripheral").await? {
+        if !name.starts_with(PREFIX) || kind != "child<ivshmem-doorbell>" {
+            continue;
+        }
+        let chardev = qmp.get_text(&format!("/machine/peripheral/{name}"), "chardev").await?;
+        match parse_channel(&name, &chardev) {
+            Some(found) => left.channels.push(found),
+            None => left.devices.push((name, chardev.clone())),
+        }
+        used.push(chardev);
+    }
+    let chardevs = qmp.execute("query-chardev", json!({})).await?;
+    for entry in chardevs.as_array().map(Vec::as_slice).unwrap_or_default() {
+        let label = entry["label"].as_str().unwrap_or_default();
+        if label.starts_with(PREFIX) && !used.iter().any(|used| used == label) {
+            left.chardevs.push(label.to_owned());
+        }
+    }
+    Ok(left)
+}
+
+/// See [`left_behind`].
+#[derive(Clone, Debug, Default)]
+pub struct LeftBehind {
+    /// channels
+    pub channels: Vec<Found>,
+    /// ids of other devices, such as the control device, and of their chardevs
+    pub devices: Vec<(String, String)>,
+    /// chardevs without a device
+    pub chardevs: Vec<String>,
+}
+
+/// Device id of a channel.
+pub fn channel_device(tag: u32) -> String {
+    format!("{PREFIX}ch-{tag}")
+}
+
+/// Character device id of a channel, which says where the channel leads, so
+/// that an agent that starts anew knows.
+pub fn channel_chardev(tag: u32, peer: u64, epoch: u64) -> String {
+    format!("{PREFIX}ch-{tag}-{peer:016x}-{epoch:016x}")
+}
+
+fn parse_channel(device: &str, chardev: &str) -> Option<Found> {
+    let tag: u32 = device.strip_prefix(PREFIX)?.strip_prefix("ch-")?.parse().ok()?;
+    let rest = chardev.strip_prefix(&channel_device(tag))?.strip_prefix('-')?;
+    let (peer, epoch) = rest.split_once('-')?;
+    let found = Found {
+        tag,
+        peer: u64::from_str_radix(peer, 16).ok()?,
+        epoch: u64::from_str_radix(epoch, 16).ok()?,
+    };
+    let tags = 1..=vmloop_abi::message::TAG_MAX;
+    (tags.contains(&tag) && channel_chardev(tag, found.peer, found.epoch) == chardev)
+        .then_some(found)
+}
+
+/// Reads `52:54:00:12:34:56`.
+pub fn parse_mac(text: &str) -> Option<[u8; 6]> {
+    let mut mac = [0; 6];
+    let mut parts = text.split(':');
+    for byte in &mut mac {
+        let hex = |part: &&str| part.len() == 2 && part.bytes().all(|c| c.is_ascii_hexdigit());
+        let part = parts.next().filter(hex)?;
+        *byte = u8::from_str_radix(part, 16).ok()?;
+    }
+    (parts.next().is_none() && mac != [0; 6]).then_some(mac)
+}
+
+/// Writes `52:54:00:12:34:56`.
+pub fn format_mac(mac: &[u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// A network backend as `info network` shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Backend {
+    name: String,
+    kind: String,
+    ifname: Option<String>,
+    fd: Option<u32>,
+}
+
+impl Backend {
+    /// Name of the host interface behind it.
+    fn interface(&self, pid: u32) -> Option<String> {
+        if self.kind != "tap" {
+            return None;
+        }
+        if let Some(name) = &self.ifname {
+            return Some(name.clone());
+        }
+        if let Some(fd) = self.fd {
+            let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).ok()?;
+            return parse_fdinfo(&info);
+        }
+        // Made by a helper, which QEMU says nothing more about. If the process
+        // has a single tap, it is that one.
+        let mut found = None;
+        for entry in fs::read_dir(format!("/proc/{pid}/fdinfo")).ok()?.flatten() {
+            let name = fs::read_to_string(entry.path()).ok().as_deref().and_then(parse_fdinfo);
+            match (&found, name) {
+                (_, None) => {}
+                (None, name) => found = name,
+                (Some(one), Some(other)) if *one == other => {}
+                _ => return None,
+            }
+        }
+        found
+    }
+}
+
+/// The `iff:` line of a tap's fdinfo.
+fn parse_fdinfo(info: &str) -> Option<String> {
+    let name = info.lines().find_map(|line| line.strip_prefix("iff:"))?.trim();
+    (!name.is_empty() && name.len() < 16 && !name.contains('/')).then(|| name.to_owned())
+}
+
+/// Lines look like ` \ hn0: index=0,type=tap,ifname=tap0,script=no,...`; the
+/// first backend of a name counts, as those of further queues repeat it.
+fn parse_info_network(text: &str) -> Vec<Backend> {
+    let mut backends: Vec<Backend> = Vec::new();
+    for line in text.lines() {
+        let line = line.trim_start_matches([' ', '\\']).trim_end();
+        // Names of devices may contain colons; ": index=" ends them.
+        let Some((name, rest)) = line.split_once(": index=") else { continue };
+        let Some((_, rest)) = rest.split_once(",type=") else { continue };
+        let mut words = rest.split(',');
+        let kind = words.next().unwrap_or_default();
+        if kind == "nic" || backends.iter().any(|backend| backend.name == name) {
+            continue;
+        }
+        let value =
+            |key: &str| rest.split(',').find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+        backends.push(Backend {
+            name: name.to_owned(),
+            kind: kind.to_owned(),
+            ifname: value("ifname").map(str::to_owned),
+            fd: value("fd").and_then(|fd| fd.parse().ok()),
+        });
+    }
+    backends
+}
+
+/// Whether a process lives in our network namespace.
+fn same_namespace(pid: u32) -> bool {
+    let ours = fs::read_link("/proc/self/ns/net");
+    let theirs = fs::read_link(format!("/proc/{pid}/ns/net"));
+    matches!((ours, theirs), (Ok(ours), Ok(theirs)) if ours == theirs)
+}
+
+/// What an error says, with QEMU's words, when a device cannot be plugged.
+#[derive(Debug, thiserror::Error)]
+pub enum NoSlot {
+    /// QMP failed.
+    #[error(transparent)]
+    Qmp(#[from] qmp::Error),
+    /// Every root port has a device.
+    #[error("no free PCI Express root port")]
+    Full,
+}
+
+/// Where to plug a device with a BAR of `size` bytes: the id of a root port on
+/// Q35, None (QEMU finds a slot) on PC.
+///
+/// # Errors
+/// [`NoSlot`]
+pub async fn free_slot(qmp: &Qmp, kind: Kind, size: u64) -> Result<Option<String>, NoSlot> {
+    if kind == Kind::Pc {
+        return Ok(None);
+    }
+    let buses = qmp.execute("query-pci", json!({})).await?;
+    let ports: Vec<String> = qmp
+        .list("/machine/peripheral")
+        .await?
+        .into_iter()
+        .filter(|(_, kind)| kind.starts_with("child<") && kind.contains("root-port"))
+        .map(|(name, _)| name)
+        .collect();
+    choose_port(&buses, &ports, size).map(Some).ok_or(NoSlot::Full)
+}
+
+/// The first empty root port whose prefetchable window is large enough, or, as
+/// firmware may still be about to set the windows, the first empty one.
+fn choose_port(buses: &Value, ports: &[String], size: u64) -> Option<String> {
+    let mut second = None;
+    for bus in buses.as_array()? {
+        for device in bus["devices"].as_array().map(Vec::as_slice).unwrap_or_default() {
+            let name = device["qdev_id"].as_str().unwrap_or_default();
+            let bridge = &device["pci_bridge"];
+            let empty = bridge["devices"].as_array().is_none_or(Vec::is_empty);
+            if !bridge.is_object() || !empty || !ports.iter().any(|port| port == name) {
+                continue;
+            }
+            let window = &bridge["bus"]["prefetchable_range"];
+            let base = window["base"].as_u64().unwrap_or(0);
+            let limit = window["limit"].as_u64().unwrap_or(0);
+            if limit > base && limit - base + 1 >= size {
+                return Some(name.to_owned());
+            }
+            second.get_or_insert_with(|| name.to_owned());
+        }
+    }
+    second
+}
+
+/// Name for a guest that QEMU gives none: that of its socket's file, or of the
+/// directory if the file's says nothing.
+pub fn name_from_socket(path: &Path) -> String {
+    let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let stem = stem.unwrap_or_default();
+    let generic = ["qmp", "monitor", "qmp-sock", "sock", ""];
+    if !generic.contains(&stem.as_str()) {
+        return stem;
+    }
+    let parent = path.parent().and_then(Path::file_name);
+    parent.map_or(stem, |name| name.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn info_network_of_qemu() {
+        let text = "virtio-net-pci.0: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:77:00:01\r\n \\ hn0: index=0,type=tap,ifname=tap0,script=no,downscript=no\r\nn1: index=0,type=nic,model=e1000,macaddr=52:54:00:77:00:02\r\n \\ hn1: index=0,type=tap,fd=17\r\nmq: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:77:00:03\r\n \\ hn2: index=0,type=tap,fd=20\r\n \\ hn2: index=1,type=tap,fd=21\r\nhlp: index=0,type=tap,helper=/usr/lib/qemu/qemu-bridge-helper,br=br0\r\nu0: index=0,type=user,net=10.0.2.0,restrict=off\r\n";
+        let backends = parse_info_network(text);
+        let tap = |name: &str, ifname: Option<&str>, fd| Backend {
+            name: name.into(),
+            kind: "tap".into(),
+            ifname: ifname.map(str::to_owned),
+            fd,
+        };
+        assert_eq!(
+            backends,
+            [
+                tap("hn0", Some("tap0"), None),
+                tap("hn1", None, Some(17)),
+                tap("hn2", None, Some(20)),
+                tap("hlp", None, None),
+                Backend { name: "u0".into(), kind: "user".into(), ifname: None, fd: None },
+            ]
+        );
+        assert_eq!(parse_info_network("nonsense\n: index=,type=\n"), {
+            vec![Backend { name: String::new(), kind: String::new(), ifname: None, fd: None }]
+        });
+    }
+
+    #[test]
+    fn fdinfo_of_a_tap() {
+        let info = "pos:\t104\nflags:\t0104002\nmnt_id:\t15\nino:\t96\niff:\tvnet3\n";
+        assert_eq!(parse_fdinfo(info).as_deref(), Some("vnet3"));
+        assert_eq!(parse_fdinfo("pos:\t0\n"), None);
+        assert_eq!(parse_fdinfo("iff:\t../../etc\n"), None);
+    }
+
+    #[test]
+    fn stat_of_a_process_with_a_strange_name() {
+        let stat =
+            "4242 (a) b (c)) S 1 4242 4242 0 -1 4194560 1 0 0 0 5 6 0 0 20 0 4 0 123456 99 1";
+        assert_eq!(parse_start_time(stat), Some(123_456));
+        assert_eq!(parse_start_time("nothing"), None);
+        assert!(start_time(std::process::id()).is_ok_and(|ticks| ticks > 0));
+    }
+
+    #[test]
+    fn identities() {
+        let one = identity("b7a9bf05-b0c5-4e0e-9a3a-6d4a2dbf6c01");
+        assert_eq!(one, identity("b7a9bf05-b0c5-4e0e-9a3a-6d4a2dbf6c01"));
+        assert_ne!(one, identity("b7a9bf05-b0c5-4e0e-9a3a-6d4a2dbf6c02"));
+        assert_ne!(epoch(1, 2), epoch(2, 1));
+    }
+
+    #[test]
+    fn ids_of_channels_tell_where_they_lead() {
+        let chardev = channel_chardev(7, 0xabc, u64::MAX);
+        assert_eq!(
+            parse_channel("vmloop-ch-7", &chardev),
+            Some(Found { tag: 7, peer: 0xabc, epoch: u64::MAX })
+        );
+        for (device, chardev) in [
+            ("vmloop-ch-8", chardev.as_str()),
+            ("vmloop-ch-07", "vmloop-ch-7-0000000000000abc-ffffffffffffffff"),
+            ("vmloop-ch-0", "vmloop-ch-0-0000000000000abc-0000000000000001"),
+            ("vmloop-ctl", "vmloop-ctl"),
+            ("vmloop-ch-7", "vmloop-ch-7-abc-1"),
+            ("vmloop-ch-7", ""),
+        ] {
+            assert_eq!(parse_channel(device, chardev), None, "{device} {chardev}");
+        }
+    }
+
+    #[test]
+    fn hardware_addresses() {
+        assert_eq!(parse_mac("52:54:00:12:34:5F"), Some([0x52, 0x54, 0, 0x12, 0x34, 0x5f]));
+        for bad in [
+            "",
+            "52:54:00:12:34",
+            "52:54:00:12:34:56:78",
+            "0:0:0:0:0:0",
+            "00:00:00:00:00:00",
+            "+1:54:00:12:34:56",
+        ] {
+            assert_eq!(parse_mac(bad), None, "{bad}");
+        }
+        assert_eq!(format_mac(&[0x52, 0x54, 0, 0x12, 0x34, 0x5f]), "52:54:00:12:34:5f");
+    }
+
+    #[test]
+    fn ports() {
+        let port = |name: &str, base: u64, limit: u64, devices: Value| {
+            json!({"qdev_id": name, "pci_bridge": {
+                "bus": {"prefetchable_range": {"base": base, "limit": limit}}, "devices": devices}})
+        };
+        let buses = json!([{"bus": 0, "devices": [
+            {"qdev_id": "net0"},
+            port("rp0", 0, 0xfff_ffff, json!([{"qdev_id": "disk"}])),
+            port("other", 0, 0xfff_ffff, json!([])),
+            port("rp1", 0, 0, json!([])),
+            port("rp2", 0x10_0000_0000, 0x10_03ff_ffff, json!([])),
+        ]}]);
+        let ports = ["rp0", "rp1", "rp2"].map(str::to_owned);
+        assert_eq!(choose_port(&buses, &ports, 16 << 20).as_deref(), Some("rp2"));
+        assert_eq!(choose_port(&buses, &ports, 128 << 20).as_deref(), Some("rp1"));
+        assert_eq!(choose_port(&buses, &ports[..1], 1), None);
+    }
+
+    #[test]
+    fn names() {
+        for (path, name) in [
+            ("/run/vms/web1.sock", "web1"),
+            ("/run/vmlab/g1/qmp.sock", "g1"),
+            ("/run/web1/monitor.sock", "web1"),
+        ] {
+            assert_eq!(name_from_socket(Path::new(path)), name);
+        }
+    }
+}

@@ -1,0 +1,486 @@
+//! Who may talk to whom: `/etc/vmloop/policy.toml`.
+//!
+//! The network always comes first: guests that share no bridge and VLAN get no
+//! channel, whatever the policy says. See docs/agent.md.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer};
+use toml::Spanned;
+use vmloop_abi::memory::{RING_MAX, RING_MIN};
+
+/// Bytes of each ring of a channel, unless the policy says otherwise.
+pub const RING_SIZE: u32 = 4 << 20;
+/// After how many milliseconds without traffic a channel is closed.
+pub const IDLE_MS: u32 = 60_000;
+
+/// What happens where no group is defined.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fallback {
+    /// Guests on the same bridge and VLAN may talk.
+    #[default]
+    SameBridge,
+    /// Nobody may.
+    Deny,
+}
+
+/// A range of addresses, such as `10.1.0.0/16`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    ip: IpAddr,
+    bits: u8,
+}
+
+impl FromStr for Prefix {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (ip, bits) = match text.split_once('/') {
+            Some((ip, bits)) => (ip, Some(bits)),
+            None => (text, None),
+        };
+        let ip: IpAddr = ip.parse().map_err(|_| {
+            format!("{text:?} is not an address or a prefix; write 10.1.0.0/16 or fd00::/64")
+        })?;
+        let most = if ip.is_ipv4() { 32 } else { 128 };
+        let bits = match bits {
+            None => most,
+            Some(bits) => bits
+                .parse()
+                .ok()
+                .filter(|bits| *bits <= most)
+                .ok_or_else(|| format!("{text:?}: the length must be a number up to {most}"))?,
+        };
+        Ok(Self { ip, bits })
+    }
+}
+
+impl Prefix {
+    /// Whether an address is in the range.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        fn same<const N: usize>(a: [u8; N], b: [u8; N], bits: u8) -> bool {
+            let whole = usize::from(bits / 8);
+            let rest = bits % 8;
+            a[..whole] == b[..whole] && (rest == 0 || (a[whole] ^ b[whole]) >> (8 - rest) == 0)
+        }
+        match (self.ip, ip) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => same(a.octets(), b.octets(), self.bits),
+            (IpAddr::V6(a), IpAddr::V6(b)) => same(a.octets(), b.octets(), self.bits),
+            _ => false,
+        }
+    }
+}
+
+/// A name or UUID, in which `*` stands for any characters and `?` for one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern(String);
+
+impl Pattern {
+    /// From text.
+    pub fn new(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
+    /// Whether it stands for `text`; the case of letters counts.
+    pub fn matches(&self, text: &str) -> bool {
+        wildcard(self.0.as_bytes(), text.as_bytes())
+    }
+}
+
+/// Goes back to the last `*` only, so that it takes at most the product of
+/// both lengths.
+fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t) = (0, 0);
+    let mut star = None;
+    while t < text.len() {
+        if p < pattern.len() && pattern[p] == b'*' {
+            star = Some((p, t));
+            p += 1;
+        } else if p < pattern.len() && (pattern[p] == b'?' || pattern[p] == text[t]) {
+            p += 1;
+            t += 1;
+        } else if let Some((star_p, star_t)) = star {
+            star = Some((star_p, star_t + 1));
+            p = star_p + 1;
+            t = star_t + 1;
+        } else {
+            return false;
+        }
+    }
+    pattern[p..].iter().all(|byte| *byte == b'*')
+}
+
+#[derive(Clone, Debug)]
+struct Group {
+    name: String,
+    members: Vec<Pattern>,
+}
+
+#[derive(Clone, Debug)]
+struct GuestRule {
+    matches: Pattern,
+    allow_ips: Option<Vec<Prefix>>,
+}
+
+/// A policy that was checked.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    default: Fallback,
+    groups: Vec<Group>,
+    guests: Vec<GuestRule>,
+    /// bytes of each ring of new channels
+    pub ring_size: u32,
+    /// channels without traffic for so many milliseconds are closed; 0: never
+    pub idle_ms: u32,
+    /// channels that one guest can have
+    pub max_channels: u32,
+    /// the text that it was read from
+    pub text: String,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            default: Fallback::SameBridge,
+            groups: Vec::new(),
+            guests: Vec::new(),
+            ring_size: RING_SIZE,
+            idle_ms: IDLE_MS,
+            max_channels: MAX_CHANNELS,
+            text: "# no policy file: guests on the same bridge and VLAN may talk\n".into(),
+        }
+    }
+}
+
+const MAX_CHANNELS: u32 = 256;
+
+/// Who a rule is about.
+#[derive(Clone, Copy, Debug)]
+pub struct Who<'a> {
+    /// name on this host
+    pub name: &'a str,
+    /// in lower case; empty if none
+    pub uuid: &'a str,
+}
+
+impl Pattern {
+    fn is(&self, who: Who<'_>) -> bool {
+        self.matches(who.name)
+            || (!who.uuid.is_empty()
+                && wildcard(self.0.to_ascii_lowercase().as_bytes(), who.uuid.as_bytes()))
+    }
+}
+
+/// Why a policy cannot be used; names the file and the line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invalid(String);
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Invalid {}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    default: Fallback,
+    ring_size: Option<Spanned<Size>>,
+    idle_ms: Option<u32>,
+    max_channels: Option<Spanned<u32>>,
+    #[serde(default)]
+    group: Vec<FileGroup>,
+    #[serde(default)]
+    guest: Vec<FileGuest>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileGroup {
+    name: Spanned<String>,
+    members: Spanned<Vec<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileGuest {
+    #[serde(rename = "match")]
+    matches: String,
+    allow_ips: Option<Vec<Spanned<String>>>,
+}
+
+/// A number of bytes: `4194304`, `"4M"`.
+struct Size(u64);
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Either {
+            Number(u64),
+            Text(String),
+        }
+        let text = match Either::deserialize(from)? {
+            Either::Number(number) => return Ok(Self(number)),
+            Either::Text(text) => text,
+        };
+        let (digits, shift) = match text.trim_end_matches("iB").as_bytes().last() {
+            Some(b'K' | b'k') => (&text[..text.trim_end_matches("iB").len() - 1], 10),
+            Some(b'M') => (&text[..text.trim_end_matches("iB").len() - 1], 20),
+            Some(b'G') => (&text[..text.trim_end_matches("iB").len() - 1], 30),
+            _ => (text.as_str(), 0),
+        };
+        digits
+            .trim()
+            .parse::<u64>()
+            .ok()
+            .and_then(|number| number.checked_mul(1 << shift))
+            .map(Self)
+            .ok_or_else(|| {
+                serde::de::Error::custom(format!("{text:?} is not a size; write \"4M\""))
+            })
+    }
+}
+
+impl Policy {
+    /// Reads a policy from text; `file` is what messages call it.
+    ///
+    /// # Errors
+    /// [`Invalid`], with file, line, and what to do.
+    pub fn parse(text: &str, file: &str) -> Result<Self, Invalid> {
+        let at = |span: std::ops::Range<usize>, what: String| {
+            let line = text[..span.start.min(text.len())].matches('\n').count() + 1;
+            Invalid(format!("{file}:{line}: {what}"))
+        };
+        let raw: File = toml::from_str(text).map_err(|error| {
+            at(error.span().unwrap_or(0..0), error.message().trim().replace('\n', "; "))
+        })?;
+
+        let ring_size = match raw.ring_size {
+            None => RING_SIZE,
+            Some(size) => {
+                let span = size.span();
+                u32::try_from(size.into_inner().0)
+                    .ok()
+                    .filter(|size| size.is_power_of_two() && (RING_MIN..=RING_MAX).contains(size))
+                    .ok_or_else(|| {
+                        at(span, "ring_size must be a power of two from \"64K\" to \"1G\"; \"4M\" is a good one".into())
+                    })?
+            }
+        };
+        let max_channels = match raw.max_channels {
+            None => MAX_CHANNELS,
+            Some(most) => {
+                let span = most.span();
+                let most = most.into_inner();
+                if most > vmloop_abi::message::TAG_MAX {
+                    return Err(at(
+                        span,
+                        format!("max_channels must be at most {}", vmloop_abi::message::TAG_MAX),
+                    ));
+                }
+                most
+            }
+        };
+        let mut groups: Vec<Group> = Vec::new();
+        for group in raw.group {
+            let name_at = group.name.span();
+            let name = group.name.into_inner();
+            if groups.iter().any(|other| other.name == name) {
+                return Err(at(
+                    name_at,
+                    format!("there are two groups {name:?}; merge their members"),
+                ));
+            }
+            let members_at = group.members.span();
+            let members: Vec<_> =
+                group.members.into_inner().iter().map(|text| Pattern::new(text)).collect();
+            if members.is_empty() {
+                return Err(at(
+                    members_at,
+                    format!("group {name:?} has no members; add some or remove it"),
+                ));
+            }
+            groups.push(Group { name, members });
+        }
+        let mut guests = Vec::new();
+        for guest in raw.guest {
+            let allow_ips = guest
+                .allow_ips
+                .map(|list| {
+                    list.into_iter()
+                        .map(|entry| {
+                            let span = entry.span();
+                            entry.into_inner().parse().map_err(|what| at(span, what))
+                        })
+                        .collect::<Result<Vec<Prefix>, _>>()
+                })
+                .transpose()?;
+            guests.push(GuestRule { matches: Pattern::new(&guest.matches), allow_ips });
+        }
+        Ok(Self {
+            default: raw.default,
+            groups,
+            guests,
+            ring_size,
+            idle_ms: raw.idle_ms.unwrap_or(IDLE_MS),
+            max_channels,
+            text: text.to_owned(),
+        })
+    }
+
+    /// Reads a policy file.
+    ///
+    /// # Errors
+    /// [`Invalid`], also if the file cannot be read.
+    pub fn read(path: &Path) -> Result<Self, Invalid> {
+        let name = path.display().to_string();
+        match std::fs::read_to_string(path) {
+            Ok(text) => Self::parse(&text, &name),
+            Err(error) => Err(Invalid(format!("{name}: {error}"))),
+        }
+    }
+
+    /// As [`Policy::read`]; where there is no file, the default policy.
+    ///
+    /// # Errors
+    /// As [`Policy::read`].
+    pub fn read_or_default(path: &Path) -> Result<Self, Invalid> {
+        if path.try_exists().is_ok_and(|exists| !exists) {
+            return Ok(Self::default());
+        }
+        Self::read(path)
+    }
+
+    /// Whether two guests may talk, if the network lets them.
+    pub fn allows(&self, a: Who<'_>, b: Who<'_>) -> bool {
+        if self.groups.is_empty() {
+            return self.default == Fallback::SameBridge;
+        }
+        let member = |group: &Group, who| group.members.iter().any(|member| member.is(who));
+        self.groups.iter().any(|group| member(group, a) && member(group, b))
+    }
+
+    /// Whether a guest may use an address. The first rule that is about the
+    /// guest and has `allow_ips` decides; without one, any address.
+    pub fn allows_ip(&self, who: Who<'_>, ip: IpAddr) -> bool {
+        self.guests
+            .iter()
+            .filter(|rule| rule.matches.is(who))
+            .find_map(|rule| rule.allow_ips.as_ref())
+            .is_none_or(|list| list.iter().any(|prefix| prefix.contains(ip)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn who(name: &str) -> Who<'_> {
+        Who { name, uuid: "" }
+    }
+
+    fn parse(text: &str) -> Result<Policy, String> {
+        Policy::parse(text, "p").map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn without_groups() {
+        let policy = parse("").expect("an empty policy");
+        assert!(policy.allows(who("a"), who("b")));
+        assert_eq!((policy.ring_size, policy.idle_ms), (RING_SIZE, IDLE_MS));
+        assert!(!parse("default = \"deny\"").expect("deny").allows(who("a"), who("b")));
+    }
+
+    #[test]
+    fn groups() {
+        let policy = parse(
+            "[[group]]\nname = 'web'\nmembers = ['web*', 'B7A9BF05-*']\n\
+             [[group]]\nname = 'db'\nmembers = ['web1', 'db?']\n",
+        )
+        .expect("a policy");
+        assert!(policy.allows(who("web1"), who("web2")));
+        assert!(policy.allows(who("web1"), who("db1")));
+        assert!(!policy.allows(who("web2"), who("db1")));
+        assert!(!policy.allows(who("web1"), who("db10")));
+        assert!(!policy.allows(who("x"), who("y")));
+        let by_uuid = Who { name: "x", uuid: "b7a9bf05-b0c5-4e0e-9a3a-6d4a2dbf6c01" };
+        assert!(policy.allows(by_uuid, who("web9")));
+    }
+
+    #[test]
+    fn addresses() {
+        let policy = parse(
+            "[[guest]]\nmatch = 'web*'\nallow_ips = ['10.1.0.0/16', 'fd00::/9', '192.0.2.1']\n",
+        )
+        .expect("a policy");
+        let allows = |name, ip: &str| policy.allows_ip(who(name), ip.parse().expect("an address"));
+        for ip in ["10.1.255.1", "fd7f::1", "192.0.2.1"] {
+            assert!(allows("web1", ip), "{ip}");
+        }
+        for ip in ["10.2.0.1", "fe80::1", "192.0.2.2"] {
+            assert!(!allows("web1", ip), "{ip}");
+            assert!(allows("db", ip), "{ip}");
+        }
+    }
+
+    #[test]
+    fn sizes() {
+        for (text, size) in [("'64K'", 64 << 10), ("'1MiB'", 1 << 20), ("2097152", 2 << 20)] {
+            assert_eq!(parse(&format!("ring_size = {text}")).expect(text).ring_size, size);
+        }
+    }
+
+    #[test]
+    fn errors_name_the_line() {
+        for (text, expect) in [
+            ("\nring_size = '3M'", "p:2: ring_size must be a power of two"),
+            ("ring_size = '4X'", "p:1: \"4X\" is not a size"),
+            ("\n\nrinsize = 1", "p:3: unknown field `rinsize`"),
+            ("default = 'maybe'", "p:1: unknown variant `maybe`"),
+            ("a = = 1", "p:1: "),
+            ("[[group]]\nname='x'\nmembers=[]", "p:3: group \"x\" has no members"),
+            (
+                "[[group]]\nname='x'\nmembers=['a']\n[[group]]\nname='x'\nmembers=['a']",
+                "p:5: there are two groups",
+            ),
+            (
+                "[[guest]]\nmatch='x'\nallow_ips=['10.0.0.0/8',\n'10.0.0.0/33']",
+                "p:4: \"10.0.0.0/33\": the length",
+            ),
+            ("[[guest]]\nmatch='x'\nallow_ips=['example']", "p:3: \"example\" is not an address"),
+        ] {
+            let error = parse(text).expect_err(text);
+            assert!(error.starts_with(expect), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn text_never_upsets_the_parser(text in "[a-z_=\\[\\]'\"0-9\n ./]{0,200}") {
+            let _ = parse(&text);
+        }
+
+        #[test]
+        fn wildcards_agree_with_a_simple_one(pattern in "[ab*?]{0,8}", text in "[ab]{0,8}") {
+            fn simple(p: &[u8], t: &[u8]) -> bool {
+                match p.first() {
+                    None => t.is_empty(),
+                    Some(b'*') => simple(&p[1..], t) || (!t.is_empty() && simple(p, &t[1..])),
+                    Some(b'?') => !t.is_empty() && simple(&p[1..], &t[1..]),
+                    Some(c) => t.first() == Some(c) && simple(&p[1..], &t[1..]),
+                }
+            }
+            prop_assert_eq!(wildcard(pattern.as_bytes(), text.as_bytes()), simple(pattern.as_bytes(), text.as_bytes()));
+        }
+    }
+}
