@@ -71,6 +71,7 @@ class Lab:
         mtu: int = 1500,
         memory: int = 4096,
         guest_memory: int = 512,
+        append: str = "",
         modules: str | Path | None = None,
         accelerator: str = "auto",
         bound: bool = False,
@@ -87,7 +88,9 @@ class Lab:
             if lab._load() and lab.running:
                 raise VmlabError(f"lab {name} is up already: './vmlab down --name {name}' ends it")
             outer = kernels.find_kernel(host_kernel)
-            defaults = {"kernel": kernel, "machine": machine, "mtu": mtu, "memory": guest_memory}
+            defaults: dict[str, Any] = {
+                "kernel": kernel, "machine": machine, "mtu": mtu, "memory": guest_memory, "extra_append": append,
+            }  # fmt: skip
             if modules is not None:
                 if not Path(modules).is_dir():
                     raise VmlabError(f"--modules {modules}: no such directory")

@@ -96,7 +96,7 @@ POOL = pytest.StashKey[LabPool]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "lab(guests=2, kernel=, machine=, mtu=, memory=, guest_memory=, modules=): boots a lab"
+        "markers", "lab(guests=2, kernel=, machine=, mtu=, memory=, guest_memory=, append=, modules=): boots a lab"
     )
     config.stash[POOL] = LabPool(config)
 
