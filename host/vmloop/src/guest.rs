@@ -1,10 +1,171 @@
 //! In a guest: what the kernel modules say.
-use crate::options::Options;
-/// x
+
+mod netlink;
+
+use std::io::{self, Write};
+
+use anyhow::Context;
+
+use crate::host::print_json;
+use crate::options::{Command, Options};
+use crate::table::{Table, bytes, dash};
+use crate::top::{self, Row};
+use netlink::{Modules, Peer, Status};
+
+/// Whether the kernel modules are loaded here.
 pub fn is_guest() -> bool {
-    false
+    matches!(Modules::open(), Ok(Some(_)))
 }
-/// x
-pub fn run(_o: &Options) -> anyhow::Result<()> {
-    anyhow::bail!("todo")
+
+fn as_root(error: io::Error) -> anyhow::Error {
+    if error.kind() == io::ErrorKind::PermissionDenied {
+        anyhow::anyhow!("only root may do this")
+    } else {
+        error.into()
+    }
+}
+
+/// Runs a command.
+///
+/// # Errors
+/// What failed, and what to do.
+pub fn run(options: &Options) -> anyhow::Result<()> {
+    let mut modules = Modules::open()
+        .context("generic netlink")?
+        .context("the kernel modules are not loaded\n  load them with: modprobe vmloop")?;
+    let out = &mut io::stdout().lock();
+    match &options.command {
+        Command::Status { json } => {
+            let status = modules.status()?;
+            if *json { print_json(out, &status) } else { Ok(show_status(out, &status)?) }
+        }
+        Command::Ls { json } => {
+            let peers = modules.peers()?;
+            if *json { print_json(out, &peers) } else { Ok(show_peers(out, &peers)?) }
+        }
+        Command::Stats { json } => {
+            let peers = modules.peers()?;
+            if *json { print_json(out, &peers) } else { Ok(show_stats(out, &peers)?) }
+        }
+        Command::Top { interval, batch } => {
+            top::run(*interval, *batch, &mut || Ok(modules.peers()?.iter().map(row).collect()))
+        }
+        Command::Events { json } => modules.events(&mut |peer| {
+            if *json {
+                serde_json::to_writer(&mut *out, peer)?;
+                writeln!(out)?;
+            } else {
+                writeln!(out, "{} tag {}: {} {}", peer.name, peer.tag, peer.state, peer.reason)?;
+            }
+            Ok(out.flush()?)
+        }),
+        Command::Off => modules.enable(false).map_err(as_root),
+        Command::On => modules.enable(true).map_err(as_root),
+        Command::Reset { peer } => {
+            let wanted = peer.to_ascii_lowercase();
+            let peers = modules.peers()?;
+            let mut found = peers.iter().filter(|one| one.name == *peer || one.id == wanted);
+            let one = found
+                .next()
+                .with_context(|| format!("there is no peer {peer:?}\n  see vmloop ls"))?;
+            anyhow::ensure!(
+                found.next().is_none(),
+                "several peers are called {peer:?}\n  give an identity; see vmloop ls --json"
+            );
+            modules.reset(u64::from_str_radix(&one.id, 16)?).map_err(as_root)
+        }
+        Command::Attach { .. }
+        | Command::Detach { .. }
+        | Command::Close { .. }
+        | Command::Policy { .. } => {
+            anyhow::bail!("this is for hosts, and this is a guest\n  if it is a host too: --host")
+        }
+        Command::Gen { directory } => crate::generate::run(directory),
+    }
+}
+
+fn show_status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
+    let known = |hex: &str| !hex.trim_start_matches('0').is_empty();
+    writeln!(
+        out,
+        "vmloop {}, protocol {}, {}",
+        status.version,
+        status.protocol,
+        if status.enabled { "on" } else { "OFF (vmloop on)" }
+    )?;
+    writeln!(out, "transports  {}", dash(&status.transports.join(" ")))?;
+    if known(&status.id) {
+        writeln!(out, "this guest  {} ({})", status.name, status.id)?;
+    }
+    let agent = if known(&status.agent) { &status.agent } else { "none heard of" };
+    writeln!(out, "agent       {agent}")?;
+    writeln!(out, "peers       {} ({} channels up)", status.peers, status.channels_up)
+}
+
+fn show_peers(out: &mut dyn Write, peers: &[Peer]) -> io::Result<()> {
+    let mut table =
+        Table::new(&["PEER", "STATE", "TAG", "RING", "TRANSPORT", "OURS", "PEER'S", "MTU", "IP"]);
+    for peer in peers {
+        for index in 0..peer.interfaces.len().max(1) {
+            let interface = peer.interfaces.get(index).cloned().unwrap_or_default();
+            let first = |text: String| if index == 0 { text } else { String::new() };
+            let state = if peer.reason.is_empty() {
+                peer.state.clone()
+            } else {
+                format!("{} ({})", peer.state, peer.reason)
+            };
+            table.row([
+                first(dash(&peer.name)),
+                first(state),
+                first(if peer.tag == 0 { "-".into() } else { peer.tag.to_string() }),
+                first(if peer.ring_size == 0 { "-".into() } else { bytes(peer.ring_size) }),
+                first(peer.transport.clone()),
+                dash(&interface.local_mac),
+                dash(&interface.mac),
+                interface.mtu.to_string(),
+                dash(&interface.ips.join(" ")),
+            ]);
+        }
+    }
+    if table.is_empty() {
+        return writeln!(
+            out,
+            "no peers: no other guest on the same network runs vmloop, or the host has no agent"
+        );
+    }
+    table.write(out)
+}
+
+fn counter(peer: &Peer, name: &str) -> u64 {
+    peer.stats.get(name).copied().unwrap_or(0)
+}
+
+fn dropped(peer: &Peer) -> u64 {
+    peer.stats.iter().filter(|(name, _)| name.starts_with("drop-")).map(|(_, value)| value).sum()
+}
+
+fn show_stats(out: &mut dyn Write, peers: &[Peer]) -> io::Result<()> {
+    if peers.is_empty() {
+        return writeln!(out, "no peers");
+    }
+    for peer in peers {
+        writeln!(out, "{} ({})", peer.name, peer.state)?;
+        for name in netlink::COUNTERS {
+            writeln!(out, "  {name:<18}{}", counter(peer, name))?;
+        }
+    }
+    Ok(())
+}
+
+fn row(peer: &Peer) -> Row {
+    Row {
+        name: peer.name.clone(),
+        state: peer.state.clone(),
+        out_bytes: counter(peer, "tx-bytes"),
+        out_frames: counter(peer, "tx-frames"),
+        in_bytes: counter(peer, "rx-bytes"),
+        in_frames: counter(peer, "rx-frames"),
+        doorbells: counter(peer, "tx-doorbells") + counter(peer, "rx-doorbells"),
+        dropped: dropped(peer),
+    }
 }

@@ -12,7 +12,7 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::broker::{self, Broker, Event};
 use crate::config::Config;
 use crate::counters::Counters;
-use crate::{links, server};
+use crate::{links, metrics, server, watch};
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -151,6 +151,15 @@ async fn main(config: Config) -> anyhow::Result<()> {
     });
     let mut broker = tokio::spawn(broker.run(inbox));
     tokio::spawn(server::serve(listener, events.clone(), log));
+    if let Some(address) = &config.metrics {
+        metrics::listen(address, events.clone()).await?;
+    }
+    let watching = watch::run(config.watch, config.guest, events.clone());
+    tokio::spawn(async move {
+        if let Err(error) = watching.await {
+            error!(%error, "QMP sockets are no longer watched");
+        }
+    });
 
     let mut hangup = signal(SignalKind::hangup())?;
     let mut terminate = signal(SignalKind::terminate())?;

@@ -7,6 +7,7 @@
 
 pub mod broker;
 pub mod channel;
+pub mod cli;
 pub mod config;
 pub mod counters;
 pub mod device;
@@ -14,9 +15,9 @@ pub mod directory;
 pub mod guest;
 pub mod links;
 pub mod machine;
+pub mod metrics;
 pub mod policy;
 pub mod qmp;
 pub mod server;
 pub mod state;
-
-pub mod cli;
+pub mod watch;

@@ -12,10 +12,12 @@ use rtnetlink::packet_route::link::{
     InfoKind, InfoPortData, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage,
 };
 use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::time::timeout;
 
 /// Changes come in bursts: look when it was quiet for this long.
 const QUIET: Duration = Duration::from_millis(30);
+/// Or after this, if it never is.
+const LATEST: Duration = Duration::from_millis(300);
 
 /// One interface of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -209,12 +211,9 @@ pub async fn watch(to: mpsc::Sender<Links>) -> anyhow::Result<()> {
         if events.next().await.is_none() {
             anyhow::bail!("rtnetlink ended");
         }
-        loop {
-            tokio::select! {
-                event = events.next() => if event.is_none() { break },
-                () = sleep(QUIET) => break,
-            }
-        }
+        let quiet = async { while let Ok(Some(_)) = timeout(QUIET, events.next()).await {} };
+        // Late is as good as quiet.
+        let _ = timeout(LATEST, quiet).await;
     }
 }
 

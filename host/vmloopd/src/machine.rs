@@ -303,7 +303,10 @@ fn parse_channel(device: &str, chardev: &str) -> Option<Found> {
         epoch: u64::from_str_radix(epoch, 16).ok()?,
     };
     let tags = 1..=vmloop_abi::message::TAG_MAX;
-    (tags.contains(&tag) && channel_chardev(tag, found.peer, found.epoch) == chardev)
+    // Only what we would have written ourselves.
+    (tags.contains(&tag)
+        && channel_device(tag) == device
+        && channel_chardev(tag, found.peer, found.epoch) == chardev)
         .then_some(found)
 }
 
