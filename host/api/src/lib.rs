@@ -351,14 +351,14 @@ impl Client {
             .get_mut()
             .write_all(&line)
             .map_err(|error| CallError::Io(self.path.clone(), error))?;
-        self.next()
+        self.receive()
     }
 
     /// Waits for the next answer, after [`Request::Events`].
     ///
     /// # Errors
     /// All of [`CallError`].
-    pub fn next<T: DeserializeOwned>(&mut self) -> Result<T, CallError> {
+    pub fn receive<T: DeserializeOwned>(&mut self) -> Result<T, CallError> {
         let mut line = String::new();
         let read = self
             .stream

@@ -100,7 +100,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
                     show_event(out, &change)?;
                 }
                 out.flush()?;
-                change = agent.next()?;
+                change = agent.receive()?;
             }
         }
         Command::Policy { command } => match command {

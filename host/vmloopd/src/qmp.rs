@@ -114,7 +114,9 @@ pub struct Event {
     pub data: Value,
 }
 
-type Pending = Mutex<HashMap<u64, oneshot::Sender<Result<Value, (String, String)>>>>;
+/// Who waits for which answer: a value, or QEMU's class and text of an error.
+type Waiting = HashMap<u64, oneshot::Sender<Result<Value, (String, String)>>>;
+type Pending = Mutex<Waiting>;
 
 struct Inner {
     stream: tokio::net::unix::OwnedWriteHalf,
@@ -260,10 +262,7 @@ impl Qmp {
         }
     }
 
-    fn pending(
-        &self,
-    ) -> std::sync::MutexGuard<'_, HashMap<u64, oneshot::Sender<Result<Value, (String, String)>>>>
-    {
+    fn pending(&self) -> std::sync::MutexGuard<'_, Waiting> {
         self.inner.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

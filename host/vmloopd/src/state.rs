@@ -57,9 +57,13 @@ pub struct Seen<'a> {
     pub found: &'a [Found],
 }
 
-/// Which channels of an earlier agent have both their ends (tag and the two
-/// guests), and which devices have lost the other end.
-pub fn match_channels(seen: &[Seen<'_>]) -> (Vec<(u32, Key, Key)>, Vec<(Key, Found)>) {
+/// A channel that has both its ends: its tag and the two guests.
+pub type Kept = (u32, Key, Key);
+/// A channel device that has lost the other end, and its guest.
+pub type Orphan = (Key, Found);
+
+/// Which channels of an earlier agent can stay, and which devices must go.
+pub fn match_channels(seen: &[Seen<'_>]) -> (Vec<Kept>, Vec<Orphan>) {
     let mut kept = Vec::new();
     let mut orphans = Vec::new();
     let mut pairs = HashSet::new();

@@ -1,0 +1,420 @@
+//! A QEMU without a machine: enough of QMP for the agent, an ivshmem device
+//! that hears what the real one hears, and a guest behind it.
+
+use std::collections::BTreeMap;
+use std::io::{IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use serde_json::{Value, json};
+use vmloop_abi::control::{ControlRegion, FakeGuest};
+use vmloop_abi::shm;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// What an ivshmem device was told.
+pub struct Device {
+    pub chardev: String,
+    pub id: i64,
+    pub memory: OwnedFd,
+    /// by server id
+    pub doorbells: BTreeMap<i64, OwnedFd>,
+    _socket: OwnedFd,
+}
+
+#[derive(Default)]
+pub struct State {
+    pub devices: BTreeMap<String, Device>,
+    pub chardevs: BTreeMap<String, Option<OwnedFd>>,
+    pub fail_device_add: Option<String>,
+    /// Number of devices ever plugged, by id.
+    pub plugged: BTreeMap<String, u32>,
+    fds: BTreeMap<String, OwnedFd>,
+    stream: Option<UnixStream>,
+}
+
+pub struct Qemu {
+    pub path: PathBuf,
+    pub state: Arc<Mutex<State>>,
+}
+
+/// Reads a message of the ivshmem server's protocol.
+fn hear(from: &OwnedFd) -> Option<(i64, Option<OwnedFd>)> {
+    let mut bytes = [0; 8];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got =
+        recvmsg(from, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)
+            .ok()?;
+    let fd = control.drain().find_map(|part| match part {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    (got.bytes == 8).then_some((i64::from_le_bytes(bytes), fd))
+}
+
+impl Device {
+    fn new(chardev: &str, socket: OwnedFd) -> Option<Self> {
+        assert_eq!(hear(&socket)?.0, 0, "version");
+        let (id, _) = hear(&socket)?;
+        let (minus, memory) = hear(&socket)?;
+        assert_eq!(minus, -1);
+        let mut doorbells = BTreeMap::new();
+        while let Some((id, Some(fd))) = hear(&socket) {
+            doorbells.insert(id, fd);
+        }
+        assert_eq!(doorbells.len(), 2);
+        Some(Self { chardev: chardev.into(), id, memory: memory?, doorbells, _socket: socket })
+    }
+
+    pub fn ring(&self) {
+        let other = self.doorbells.get(&(self.id ^ 1)).expect("the other side's doorbell");
+        rustix::io::write(other, &1u64.to_ne_bytes()).expect("a doorbell rings");
+    }
+}
+
+impl Qemu {
+    /// Starts one; `number` makes UUID, addresses and interface.
+    pub fn start(directory: &Path, number: u8) -> Self {
+        let path = directory.join(format!("g{number}.sock"));
+        // From a life before.
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).expect("a socket");
+        let state = Arc::new(Mutex::new(State::default()));
+        let shared = state.clone();
+        thread::spawn(move || {
+            while let Ok((stream, _)) = listener.accept() {
+                let clone = stream.try_clone().expect("a stream");
+                let mut state = shared.lock().expect("no panic");
+                if state.stream.as_ref().is_some_and(|old| old.peer_addr().is_err()) {
+                    return;
+                }
+                state.stream = Some(clone);
+                drop(state);
+                // Ends when the agent hangs up.
+                let _ = serve(stream, &shared, number);
+            }
+        });
+        Self { path, state }
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic")
+    }
+
+    /// Ends it, as far as the agent can see.
+    pub fn kill(&self) {
+        // Nobody can connect any more.
+        let _ = std::fs::remove_file(&self.path);
+        if let Some(stream) = self.state().stream.take() {
+            stream.shutdown(std::net::Shutdown::Both).expect("an open stream");
+        }
+    }
+
+    pub fn devices(&self) -> Vec<String> {
+        self.state().devices.keys().cloned().collect()
+    }
+
+    pub fn has(&self, device: &str) -> bool {
+        self.state().devices.contains_key(device)
+    }
+}
+
+fn serve(mut stream: UnixStream, state: &Mutex<State>, number: u8) -> std::io::Result<()> {
+    stream.write_all(b"{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n")?;
+    let mut buffer = Vec::new();
+    let mut fds = Vec::new();
+    loop {
+        while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = buffer.drain(..=end).collect();
+            let request: Value = serde_json::from_slice(&line)?;
+            let (answer, event) = execute(&request, &mut fds, state, number);
+            let mut reply = match answer {
+                Ok(value) => json!({"return": value}),
+                Err((class, desc)) => json!({"error": {"class": class, "desc": desc}}),
+            };
+            reply["id"] = request["id"].clone();
+            stream.write_all(format!("{reply}\r\n").as_bytes())?;
+            if let Some(event) = event {
+                stream.write_all(format!("{event}\r\n").as_bytes())?;
+            }
+        }
+        let mut bytes = [0; 4096];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = recvmsg(
+            &stream,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )?;
+        for part in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(more) = part {
+                fds.extend(more);
+            }
+        }
+        if got.bytes == 0 {
+            return Ok(());
+        }
+        buffer.extend_from_slice(&bytes[..got.bytes]);
+    }
+}
+
+type Answer = Result<Value, (&'static str, String)>;
+
+fn execute(
+    request: &Value,
+    fds: &mut Vec<OwnedFd>,
+    state: &Mutex<State>,
+    number: u8,
+) -> (Answer, Option<Value>) {
+    let arguments = &request["arguments"];
+    let text = |key: &str| arguments[key].as_str().unwrap_or_default().to_owned();
+    let generic = |desc: &str| Err(("GenericError", desc.to_owned()));
+    let mut state = state.lock().expect("no panic");
+    let mut event = None;
+    let answer = match request["execute"].as_str().unwrap_or_default() {
+        "qmp_capabilities" => Ok(json!({})),
+        "query-version" => Ok(json!({"qemu": {"major": 7, "minor": 2, "micro": 0}})),
+        "qom-list-types" => Ok(json!([{"name": "ivshmem-doorbell"}])),
+        "query-status" => Ok(json!({"status": "running"})),
+        "query-migrate" => Ok(json!({})),
+        "query-uuid" => {
+            Ok(json!({"UUID": format!("00000000-0000-0000-0000-0000000000{number:02}")}))
+        }
+        "query-name" => Ok(json!({"name": format!("g{number}")})),
+        "query-kvm" => Ok(json!({"enabled": true, "present": true})),
+        "human-monitor-command" => Ok(json!(format!(
+            "n0: index=0,type=nic\r\n \\ hn0: index=0,type=tap,ifname=tap{number}\r\n"
+        ))),
+        "qom-list" => Ok(match text("path").as_str() {
+            "/machine" => json!([{"name": "x", "type": "child<i440FX-pcihost>"}]),
+            "/machine/peripheral" => {
+                let mut list = vec![json!({"name": "n0", "type": "child<virtio-net-pci>"})];
+                list.extend(
+                    state
+                        .devices
+                        .keys()
+                        .map(|id| json!({"name": id, "type": "child<ivshmem-doorbell>"})),
+                );
+                json!(list)
+            }
+            _ => json!([]),
+        }),
+        "qom-get" => match (text("path").as_str(), text("property").as_str()) {
+            ("/machine", "type") => Ok(json!("pc-i440fx-7.2-machine")),
+            ("/machine/peripheral/n0", "mac") => Ok(json!(format!("52:54:00:00:00:{number:02x}"))),
+            ("/machine/peripheral/n0", "netdev") => Ok(json!("hn0")),
+            (path, "chardev") => {
+                let id = path.trim_start_matches("/machine/peripheral/");
+                Ok(json!(state.devices.get(id).map(|device| device.chardev.clone())))
+            }
+            _ => generic("Property not found"),
+        },
+        "query-chardev" => {
+            Ok(json!(state.chardevs.keys().map(|id| json!({"label": id})).collect::<Vec<_>>()))
+        }
+        "getfd" => {
+            let fd = fds.pop().expect("getfd comes with a descriptor");
+            state.fds.insert(text("fdname"), fd);
+            Ok(json!({}))
+        }
+        "closefd" => {
+            state.fds.remove(&text("fdname"));
+            Ok(json!({}))
+        }
+        "chardev-add" => {
+            let name = arguments["backend"]["data"]["addr"]["data"]["str"].as_str();
+            let fd = state.fds.remove(name.unwrap_or_default());
+            assert!(fd.is_some(), "chardev-add without its descriptor");
+            assert!(state.chardevs.insert(text("id"), fd).is_none(), "the id is taken");
+            Ok(json!({}))
+        }
+        "chardev-remove" => {
+            let id = text("id");
+            if state.devices.values().any(|device| device.chardev == id) {
+                generic("Chardev is busy")
+            } else if state.chardevs.remove(&id).is_none() {
+                generic("Chardev not found")
+            } else {
+                Ok(json!({}))
+            }
+        }
+        "device_add" => {
+            let (id, chardev) = (text("id"), text("chardev"));
+            let fail = state.fail_device_add.as_ref().is_some_and(|prefix| id.starts_with(prefix));
+            if fail {
+                generic(
+                    "PCI: no slot/function available for ivshmem-doorbell, all in use or reserved",
+                )
+            } else {
+                let socket = state.chardevs.get_mut(&chardev).and_then(Option::take);
+                let device = Device::new(&chardev, socket.expect("a chardev")).expect("a server");
+                assert!(state.devices.insert(id.clone(), device).is_none(), "the id is taken");
+                *state.plugged.entry(id).or_default() += 1;
+                Ok(json!({}))
+            }
+        }
+        "device_del" => {
+            let id = text("id");
+            if state.devices.remove(&id).is_some() {
+                event =
+                    Some(json!({"event": "DEVICE_DELETED", "data": {"device": id, "path": ""}}));
+                Ok(json!({}))
+            } else {
+                Err(("DeviceNotFound", format!("Device '{id}' not found")))
+            }
+        }
+        other => panic!("the agent said {other}"),
+    };
+    (answer, event)
+}
+
+/// The modules of a guest.
+pub struct Modules<'a> {
+    qemu: &'a Qemu,
+    guest: FakeGuest,
+    pub directory: Vec<shm::Peer>,
+    pub generation: u64,
+    pub closes: Vec<u32>,
+    pub refused: Vec<u32>,
+    pub welcomes: u32,
+    next: Vec<shm::Peer>,
+    /// Answer CLOSE with STATE CLOSED.
+    pub polite: bool,
+}
+
+impl<'a> Modules<'a> {
+    /// Loads them: begins on the control device that is plugged, says HELLO.
+    pub fn load(qemu: &'a Qemu, incarnation: u64, address: [u8; 4]) -> Self {
+        wait("a control device", || qemu.has("vmloop-ctl"));
+        let guest = {
+            let state = qemu.state();
+            let device = &state.devices["vmloop-ctl"];
+            assert_eq!(device.id, 1);
+            let mut guest = ControlRegion::fake_guest(&device.memory).expect("its memory");
+            guest.begin(incarnation);
+            device.ring();
+            guest
+        };
+        wait("the agent's echo", || guest.echo() == incarnation);
+        let mut modules = Self {
+            qemu,
+            guest,
+            directory: Vec::new(),
+            generation: 0,
+            closes: Vec::new(),
+            refused: Vec::new(),
+            welcomes: 0,
+            next: Vec::new(),
+            polite: true,
+        };
+        let hello = shm::Hello { major: 1, ..Default::default() };
+        modules.send(shm::VMLOOP_MSG_HELLO, hello.as_bytes());
+        let mac = modules.mac();
+        let mut advertise = [1u32, 0].as_bytes().to_vec();
+        let mut ip = [0; 16];
+        ip[..4].copy_from_slice(&address);
+        advertise.extend_from_slice(shm::Address { family: 4, prefix: 24, mac, ip }.as_bytes());
+        modules.send(shm::VMLOOP_MSG_ADVERTISE, &advertise);
+        modules
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        let name = self.qemu.path.file_stem().expect("a name").to_string_lossy().into_owned();
+        [0x52, 0x54, 0, 0, 0, name.trim_start_matches('g').parse().expect("a number")]
+    }
+
+    pub fn send(&mut self, kind: u16, payload: &[u8]) {
+        assert!(self.guest.send(kind, payload));
+        if let Some(device) = self.qemu.state().devices.get("vmloop-ctl") {
+            device.ring();
+        }
+    }
+
+    pub fn state(&mut self, tag: u32, state: u32) {
+        self.send(shm::VMLOOP_MSG_STATE, shm::State { tag, state }.as_bytes());
+    }
+
+    pub fn want(&mut self, peer: &shm::Peer) {
+        let want = shm::Want { peer: peer.id, epoch: peer.epoch, attempt: 1, reserved: 0 };
+        self.send(shm::VMLOOP_MSG_WANT, want.as_bytes());
+    }
+
+    /// Writes nonsense where the agent looks.
+    pub fn misbehave(&mut self) {
+        let lane = std::mem::offset_of!(shm::Side, lane);
+        let head = lane + std::mem::offset_of!(shm::Lane, tx_head);
+        self.guest.poke32(self.guest.side_field(head), 0x7fff_fff3);
+        self.qemu.state().devices["vmloop-ctl"].ring();
+    }
+
+    /// Hears what the agent said meanwhile.
+    pub fn hear(&mut self) {
+        while let Some((kind, payload)) = self.guest.receive() {
+            match kind {
+                shm::VMLOOP_MSG_WELCOME => self.welcomes += 1,
+                shm::VMLOOP_MSG_DIR_BEGIN => self.next.clear(),
+                shm::VMLOOP_MSG_DIR_PEER => {
+                    self.next.push(shm::Peer::read_from_bytes(&payload).expect("a peer"));
+                }
+                shm::VMLOOP_MSG_DIR_END => {
+                    self.directory = std::mem::take(&mut self.next);
+                    self.generation += 1;
+                }
+                shm::VMLOOP_MSG_CLOSE => {
+                    let close = shm::Close::read_from_bytes(&payload).expect("a close");
+                    self.closes.push(close.reason);
+                    if self.polite {
+                        self.state(close.tag, shm::VMLOOP_STATE_CLOSED);
+                    }
+                }
+                shm::VMLOOP_MSG_REFUSED => {
+                    let refused = shm::Refused::read_from_bytes(&payload).expect("a refusal");
+                    self.refused.push(refused.reason);
+                }
+                shm::VMLOOP_MSG_STATS_GET => {
+                    let get = shm::StatsGet::read_from_bytes(&payload).expect("a request");
+                    for peer in self.directory.clone() {
+                        let stats = shm::Stats {
+                            cookie: get.cookie,
+                            tag: peer.tag,
+                            tx_bytes: 42,
+                            ..Default::default()
+                        };
+                        self.send(shm::VMLOOP_MSG_STATS, stats.as_bytes());
+                    }
+                    let last = shm::Stats { cookie: get.cookie, ..Default::default() };
+                    self.send(shm::VMLOOP_MSG_STATS, last.as_bytes());
+                }
+                other => panic!("the agent said {other}"),
+            }
+        }
+    }
+}
+
+/// Waits for something that must happen soon.
+#[track_caller]
+pub fn wait(what: &str, mut happened: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !happened() {
+        assert!(Instant::now() < deadline, "no {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Reads up to the end of a line, without more.
+#[allow(dead_code)]
+pub fn line(stream: &mut UnixStream) -> String {
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while stream.read(&mut byte).is_ok_and(|n| n == 1) && byte[0] != b'\n' {
+        line.push(byte[0]);
+    }
+    String::from_utf8_lossy(&line).into_owned()
+}
