@@ -1,7 +1,7 @@
 //! The structures of `include/vmloop_shm.h`, in its order and with its names.
 //!
-//! The header is the source of truth; `include/layout.golden` and the `layout`
-//! example pin every size and offset on both sides.
+//! The header is the source of truth; `include/layout.golden` pins every size
+//! and offset, and the program `layout` of this crate prints ours.
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -531,4 +531,16 @@ pub fn layout() -> String {
     structure!(Close "vmloop_msg_close" tag reason);
     structure!(StatsGet "vmloop_msg_stats_get" cookie reserved);
     out
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_layout_is_that_of_c() {
+        let golden = include_str!("../../../include/layout.golden");
+        for (ours, theirs) in super::layout().lines().zip(golden.lines()) {
+            assert_eq!(ours, theirs);
+        }
+        assert_eq!(super::layout().lines().count(), golden.lines().count());
+    }
 }
