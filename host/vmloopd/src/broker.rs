@@ -21,7 +21,7 @@ use crate::device;
 use crate::directory::{Member, View, free_tag};
 use crate::guest::{self, Bucket, Connected, Handle, Key};
 use crate::links::Links;
-use crate::machine::{Found, Machine, Nic, format_mac};
+use crate::machine::{Found, Machine, Nic, Taps, format_mac};
 use crate::policy::{Policy, Who};
 use crate::state::{self, Saved};
 
@@ -37,6 +37,8 @@ const STATS: Duration = Duration::from_millis(300);
 const SHORT_LIFE: Duration = Duration::from_secs(5);
 /// Longest time that a pair must wait after failures.
 const BACK_OFF_MAX: Duration = Duration::from_secs(60);
+/// How long a client waits for a guest to be attached or detached.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Wait after a lack of slots.
 const SLOTS_RETRY: Duration = Duration::from_secs(30);
 
@@ -133,6 +135,7 @@ struct Guest {
     orphans: HashSet<u32>,
     go: Option<oneshot::Sender<Result<(), Problem>>>,
     wants: Bucket,
+    rescans: Bucket,
     told: guest::Directory,
     disputes: HashSet<std::net::IpAddr>,
 }
@@ -188,6 +191,8 @@ pub struct Config {
     pub policy: PathBuf,
     /// file of the soft state
     pub state: PathBuf,
+    /// how to find the taps of a process
+    pub taps: fn(u32) -> Taps,
 }
 
 /// See the module.
@@ -211,6 +216,8 @@ pub struct Broker {
     back_off: HashMap<(u64, u64), BackOff>,
     attaching: HashMap<Key, oneshot::Sender<Result<Value, Problem>>>,
     detaching: HashMap<Key, Vec<oneshot::Sender<Result<Value, Problem>>>>,
+    /// Until when clients wait for a guest that is attached or detached.
+    patience: HashMap<Key, Instant>,
     collecting: Option<Collecting>,
     /// Guests of an earlier agent that are not attached yet, and until when to
     /// wait for them. None once it is decided which channels stay.
@@ -316,6 +323,7 @@ impl Broker {
             back_off: HashMap::new(),
             attaching: HashMap::new(),
             detaching: HashMap::new(),
+            patience: HashMap::new(),
             collecting: None,
             recovering: None,
             return_by: None,
@@ -340,6 +348,7 @@ impl Broker {
                 self.collecting.as_ref().map(|collecting| collecting.deadline),
                 self.recovering.as_ref().map(|(_, until)| *until),
                 self.return_by,
+                self.patience.values().min().copied(),
             ]
             .into_iter()
             .flatten()
@@ -426,12 +435,14 @@ impl Broker {
         self.next_key += 1;
         self.paths.insert(key, path.clone());
         self.attaching.insert(key, reply);
+        self.patience.insert(key, Instant::now() + PATIENCE);
         let task = guest::Task {
             key,
             path,
             name,
             events: self.events.clone(),
             counters: self.counters.clone(),
+            taps: self.config.taps,
         };
         tokio::spawn(task.run());
         Some(key)
@@ -492,6 +503,7 @@ impl Broker {
             orphans: HashSet::new(),
             go: Some(go),
             wants: Bucket::new(2.0, 20.0),
+            rescans: Bucket::new(0.2, 3.0),
             told: None,
             disputes: HashSet::new(),
         };
@@ -587,6 +599,7 @@ impl Broker {
             self.note("guest-attached", &name, "", 0, &machine);
             self.save();
         }
+        self.patience.remove(&key);
         if let Some(reply) = self.attaching.remove(&key) {
             let value = self.guests.get(&key).map(|guest| self.describe(guest));
             // Fails only if the client hung up.
@@ -597,6 +610,7 @@ impl Broker {
 
     fn left(&mut self, key: Key, problem: Option<Problem>) {
         self.paths.remove(&key);
+        self.patience.remove(&key);
         if let Some((waiting, _)) = &mut self.recovering {
             waiting.remove(&key);
         }
@@ -673,6 +687,7 @@ impl Broker {
         let Some(guest) = self.guests.get_mut(&key) else { return };
         guest.phase = Phase::Detaching;
         self.detaching.entry(key).or_default().push(reply);
+        self.patience.insert(key, Instant::now() + PATIENCE);
         for channel in self.channels_of(key) {
             self.close(channel, shm::VMLOOP_CLOSE_DETACH);
         }
@@ -738,6 +753,14 @@ impl Broker {
                         .iter()
                         .find(|(one, _)| one.ip == address.ip && one.mac == address.mac);
                     addresses.push((address, before.map_or(claim, |(_, first)| *first)));
+                }
+                // QEMU does not tell when a network interface is plugged.
+                let unknown = addresses.iter().any(|(address, _)| {
+                    guest.machine.nics.iter().all(|nic| nic.mac != address.mac)
+                });
+                if unknown && guest.rescans.take(Instant::now()).is_ok() {
+                    // Fails only if its task has ended.
+                    let _ = guest.handle.commands.send(guest::Command::Rescan);
                 }
                 if guest.addresses != addresses {
                     guest.addresses = addresses;
@@ -1206,6 +1229,21 @@ impl Broker {
         {
             self.recovered();
         }
+        let late: Vec<Key> =
+            self.patience.iter().filter(|(_, until)| **until <= now).map(|(key, _)| *key).collect();
+        for key in late {
+            self.patience.remove(&key);
+            let mut replies = self.detaching.remove(&key).unwrap_or_default();
+            replies.extend(self.attaching.remove(&key));
+            for reply in replies {
+                // Fails only if the client hung up.
+                let _ = reply.send(Err(Problem::new(
+                    "slow",
+                    format!("not done after {} s; the agent goes on", PATIENCE.as_secs()),
+                )
+                .hint("a guest that is stopped, or has not booted yet, keeps its devices; see vmloop ls")));
+            }
+        }
         if self.return_by.is_some_and(|by| by <= now) {
             self.return_by = None;
             let silent: Vec<Key> = self
@@ -1291,13 +1329,16 @@ impl Broker {
                 }
             }
             Event::Links(links) => {
+                // An interface of a guest may be another one now.
+                if links.renamed(&self.links) {
+                    for guest in self.guests.values() {
+                        // Fails only if its task has ended.
+                        let _ = guest.handle.commands.send(guest::Command::Rescan);
+                    }
+                }
                 self.links = links;
                 self.have_links = true;
                 self.dirty = true;
-                for guest in self.guests.values() {
-                    // Fails only if its task has ended.
-                    let _ = guest.handle.commands.send(guest::Command::Rescan);
-                }
             }
             Event::Reload => drop(self.reload()),
         }

@@ -12,7 +12,7 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::broker::{self, Broker, Event};
 use crate::config::Config;
 use crate::counters::Counters;
-use crate::{links, metrics, server, watch};
+use crate::{links, machine, metrics, server, watch};
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -134,6 +134,7 @@ async fn main(config: Config) -> anyhow::Result<()> {
         broker::Config {
             policy: config.policy.clone(),
             state: config.state_dir.join("guests.json"),
+            taps: machine::taps,
         },
         counters,
     )?;

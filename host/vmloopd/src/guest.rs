@@ -23,7 +23,7 @@ use vmloop_api::Problem;
 use crate::broker::Event;
 use crate::counters::Counters;
 use crate::device::{self, Plugged, Slots, Spec};
-use crate::machine::{self, CONTROL, LeftBehind, Machine};
+use crate::machine::{self, CONTROL, LeftBehind, Machine, Taps};
 use crate::qmp::{self, Qmp};
 
 /// Messages taken before others get their turn.
@@ -212,6 +212,8 @@ pub struct Task {
     pub events: mpsc::Sender<Event>,
     /// what is counted
     pub counters: Arc<Counters>,
+    /// how to find the taps of a process
+    pub taps: fn(u32) -> Taps,
 }
 
 /// What the broker learns when a task has connected.
@@ -274,8 +276,9 @@ impl Task {
 
     async fn attach_and_serve(self) -> Result<(), Problem> {
         let (qmp, process) = Qmp::connect(&self.path).await.map_err(|error| qmp_problem(&error))?;
-        let machine =
-            Machine::discover(&qmp, process.pid).await.map_err(|error| machine_problem(&error))?;
+        let machine = Machine::discover(&qmp, process.pid, (self.taps)(process.pid))
+            .await
+            .map_err(|error| machine_problem(&error))?;
         let left = machine::left_behind(&qmp).await.map_err(|error| qmp_problem(&error))?;
         let name = self.name.clone().unwrap_or_else(|| {
             if machine.name.is_empty() {
@@ -337,6 +340,7 @@ impl Task {
             gone,
             events: self.events,
             counters: self.counters,
+            taps: self.taps,
             outbox: Outbox::default(),
         };
         serving.run().await
@@ -360,6 +364,7 @@ struct Serving {
     gone: Option<AsyncFd<OwnedFd>>,
     events: mpsc::Sender<Event>,
     counters: Arc<Counters>,
+    taps: fn(u32) -> Taps,
     outbox: Outbox,
 }
 
@@ -431,9 +436,10 @@ impl Serving {
     }
 
     fn rescan(&self) {
-        let (qmp, pid, key, events) = (self.qmp.clone(), self.pid, self.key, self.events.clone());
+        let (qmp, key, events) = (self.qmp.clone(), self.key, self.events.clone());
+        let (taps, pid) = (self.taps, self.pid);
         tokio::spawn(async move {
-            match machine::nics(&qmp, pid).await {
+            match machine::nics(&qmp, taps(pid)).await {
                 // Fails only when the agent ends.
                 Ok(nics) => drop(events.send(Event::Nics { key, nics }).await),
                 Err(error) => debug!(key, %error, "interfaces"),
@@ -458,9 +464,23 @@ impl Serving {
         let mut payload = Vec::new();
         self.outbox = Outbox { generation: self.outbox.generation, ..Outbox::default() };
 
+        let mut other_version = false;
         loop {
-            match control.region.poll()? {
+            let side = match control.region.poll() {
+                // Another control device would not change that; other modules
+                // in the guest would.
+                Err(error @ Broken::Version(_)) => {
+                    if !other_version {
+                        warn!(key = self.key, %error);
+                    }
+                    other_version = true;
+                    GuestSide::Away
+                }
+                side => side?,
+            };
+            match side {
                 GuestSide::Began => {
+                    other_version = false;
                     if connected {
                         self.tell(Event::Away { key: self.key }).await;
                     }

@@ -74,6 +74,14 @@ impl Links {
         Self { links: links.into_iter().collect() }
     }
 
+    /// Whether others are there than in `before`, or under other names.
+    pub fn renamed(&self, before: &Self) -> bool {
+        self.links.len() != before.links.len()
+            || self.links.iter().any(|(index, link)| {
+                before.links.get(index).is_none_or(|old| old.name != link.name)
+            })
+    }
+
     /// Where an interface is, or why nowhere.
     ///
     /// # Errors

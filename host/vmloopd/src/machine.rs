@@ -137,11 +137,11 @@ fn epoch(start: u64, pid: u32) -> u64 {
 }
 
 impl Machine {
-    /// Asks a QEMU all of it.
+    /// Asks a QEMU all of it; `taps` are those of its process.
     ///
     /// # Errors
     /// [`Error`], with a hint for the operator.
-    pub async fn discover(qmp: &Qmp, pid: u32) -> Result<Self, Error> {
+    pub async fn discover(qmp: &Qmp, pid: u32, taps: Taps) -> Result<Self, Error> {
         let nothing = || json!({});
         let version = qmp.execute("query-version", nothing()).await?;
         let number = |key: &str| version["qemu"][key].as_u64().unwrap_or(0);
@@ -200,21 +200,19 @@ impl Machine {
             id,
             epoch,
             kvm: kvm["enabled"].as_bool().unwrap_or(false),
-            nics: nics(qmp, pid).await?,
+            nics: nics(qmp, taps).await?,
         })
     }
 }
 
-/// Asks for the network interfaces.
+/// Asks for the network interfaces; `taps` are those of the process.
 ///
 /// # Errors
 /// Those of [`Qmp::execute`].
-pub async fn nics(qmp: &Qmp, pid: u32) -> Result<Vec<Nic>, qmp::Error> {
+pub async fn nics(qmp: &Qmp, taps: Taps) -> Result<Vec<Nic>, qmp::Error> {
     let info =
         qmp.execute("human-monitor-command", json!({"command-line": "info network"})).await?;
     let backends = parse_info_network(info.as_str().unwrap_or_default());
-    // The interfaces of another network namespace have names of their own.
-    let same_network = same_namespace(pid);
 
     let mut nics = Vec::new();
     for container in ["/machine/peripheral", "/machine/peripheral-anon", "/machine/unattached"] {
@@ -231,10 +229,8 @@ pub async fn nics(qmp: &Qmp, pid: u32) -> Result<Vec<Nic>, qmp::Error> {
             let path = format!("{container}/{child}");
             let Some(mac) = parse_mac(&qmp.get_text(&path, "mac").await?) else { continue };
             let netdev = qmp.get_text(&path, "netdev").await?;
-            let tap = match backends.iter().find(|backend| backend.name == netdev) {
-                Some(backend) if same_network => backend.interface(pid),
-                _ => None,
-            };
+            let backend = backends.iter().find(|backend| backend.name == netdev);
+            let tap = backend.and_then(|backend| backend.interface(&taps));
             nics.push(Nic { mac, tap: tap.unwrap_or_default() });
         }
     }
@@ -337,32 +333,40 @@ struct Backend {
 }
 
 impl Backend {
-    /// Name of the host interface behind it.
-    fn interface(&self, pid: u32) -> Option<String> {
+    /// Name of the host interface behind it, one of `taps`: those that the
+    /// process has open now, by descriptor. QEMU's own word is not enough: its
+    /// interface may have been deleted, and another one may have the name.
+    fn interface(&self, taps: &[(u32, String)]) -> Option<String> {
         if self.kind != "tap" {
             return None;
         }
-        if let Some(name) = &self.ifname {
-            return Some(name.clone());
-        }
-        if let Some(fd) = self.fd {
-            let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).ok()?;
-            return parse_fdinfo(&info);
-        }
-        // Made by a helper, which QEMU says nothing more about. If the process
-        // has a single tap, it is that one.
-        let mut found = None;
-        for entry in fs::read_dir(format!("/proc/{pid}/fdinfo")).ok()?.flatten() {
-            let name = fs::read_to_string(entry.path()).ok().as_deref().and_then(parse_fdinfo);
-            match (&found, name) {
-                (_, None) => {}
-                (None, name) => found = name,
-                (Some(one), Some(other)) if *one == other => {}
-                _ => return None,
-            }
-        }
-        found
+        let mut fitting = taps.iter().filter(|(fd, name)| {
+            self.ifname.as_ref().is_none_or(|ifname| ifname == name)
+                && self.fd.is_none_or(|own| own == *fd)
+        });
+        let (_, name) = fitting.next()?;
+        // Of a tap that a helper made, QEMU says nothing more. If the process
+        // has a single one, it is that.
+        fitting.all(|(_, other)| other == name).then(|| name.clone())
     }
+}
+
+/// Taps that a process has open: descriptors and names.
+pub type Taps = Vec<(u32, String)>;
+
+/// Looks for the taps of a process; none if it lives in another network
+/// namespace, whose interfaces have names of their own.
+pub fn taps(pid: u32) -> Taps {
+    if !same_namespace(pid) {
+        return Vec::new();
+    }
+    let entries = fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| {
+            let name = parse_fdinfo(&fs::read_to_string(entry.path()).ok()?)?;
+            Some((entry.file_name().to_str()?.parse().ok()?, name))
+        })
+        .collect()
 }
 
 /// The `iff:` line of a tap's fdinfo.
@@ -499,6 +503,26 @@ mod tests {
         assert_eq!(parse_info_network("nonsense\n: index=,type=\n"), {
             vec![Backend { name: String::new(), kind: String::new(), ifname: None, fd: None }]
         });
+    }
+
+    #[test]
+    fn interfaces_of_backends() {
+        let backend = |ifname: Option<&str>, fd| Backend {
+            name: "hn0".into(),
+            kind: "tap".into(),
+            ifname: ifname.map(str::to_owned),
+            fd,
+        };
+        let taps = [(17, "tap0".to_owned()), (18, "tap0".to_owned()), (20, "tap1".to_owned())];
+        let of = |ifname, fd| backend(ifname, fd).interface(&taps);
+        assert_eq!(of(Some("tap1"), None).as_deref(), Some("tap1"));
+        assert_eq!(of(None, Some(17)).as_deref(), Some("tap0"));
+        assert_eq!(of(Some("tap2"), None), None, "deleted meanwhile");
+        assert_eq!(of(None, Some(3)), None);
+        assert_eq!(of(None, None), None, "one of several");
+        assert_eq!(backend(None, None).interface(&taps[..2]).as_deref(), Some("tap0"));
+        let user = Backend { kind: "user".into(), ..backend(None, None) };
+        assert_eq!(user.interface(&taps[..1]), None);
     }
 
     #[test]

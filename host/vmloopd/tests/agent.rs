@@ -44,8 +44,11 @@ fn network() -> Links {
 impl Agent {
     fn start(directory: &Path) -> Self {
         let runtime = Runtime::new().expect("a runtime");
-        let config =
-            Config { policy: directory.join("policy.toml"), state: directory.join("guests.json") };
+        let config = Config {
+            policy: directory.join("policy.toml"),
+            state: directory.join("guests.json"),
+            taps: |_| (1..10).map(|number| (number, format!("tap{number}"))).collect(),
+        };
         let (broker, events, inbox) =
             Broker::new(config, Arc::new(Counters::default())).expect("a broker");
         runtime.spawn(broker.run(inbox));
