@@ -27,10 +27,10 @@ use crate::state::{self, Saved};
 
 /// How long the agent waits for the guests of an earlier one to be attached
 /// before it decides which channels to keep.
-const RECOVERY: Duration = Duration::from_secs(10);
+const RECOVERY: Duration = Duration::from_secs(30);
 /// How long guests may take to say HELLO after that before their channels are
 /// closed.
-const RETURN: Duration = Duration::from_secs(10);
+const RETURN: Duration = Duration::from_secs(30);
 /// How long guests may take to send their counters.
 const STATS: Duration = Duration::from_millis(300);
 /// A channel that lived shorter than this counts as a failure of its pair.
@@ -397,16 +397,17 @@ impl Broker {
                 Vec::new()
             }
         };
+        let until = Instant::now() + RECOVERY;
         let mut waiting = HashSet::new();
         for Saved { qmp, name } in saved {
             let (reply, _) = oneshot::channel();
-            if let Some(key) = self.attach(qmp, name, reply) {
+            if let Some(key) = self.attach(qmp, name, reply, Some(until)) {
                 waiting.insert(key);
             }
         }
         if !waiting.is_empty() {
             info!(guests = waiting.len(), "attaching to the guests of an earlier agent");
-            self.recovering = Some((waiting, Instant::now() + RECOVERY));
+            self.recovering = Some((waiting, until));
         }
     }
 
@@ -415,6 +416,7 @@ impl Broker {
         path: PathBuf,
         name: Option<String>,
         reply: oneshot::Sender<Result<Value, Problem>>,
+        retry_until: Option<Instant>,
     ) -> Option<Key> {
         let refuse = |reply: oneshot::Sender<_>, problem| {
             // Fails only if the client hung up.
@@ -443,6 +445,7 @@ impl Broker {
             events: self.events.clone(),
             counters: self.counters.clone(),
             taps: self.config.taps,
+            retry_until,
         };
         tokio::spawn(task.run());
         Some(key)
@@ -793,8 +796,10 @@ impl Broker {
             return;
         }
         guest.addresses.clear();
-        let name = guest.name.clone();
-        self.note("guest-away", &name, "", 0, "its modules are not there any more");
+        if guest.phase == Phase::Attached {
+            let name = guest.name.clone();
+            self.note("guest-away", &name, "", 0, "its modules do not answer any more");
+        }
         for channel in self.channels_of(key) {
             self.close(channel, shm::VMLOOP_CLOSE_PEER_GONE);
             self.side_closed(channel, key);
@@ -1308,7 +1313,7 @@ impl Broker {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Api(request, reply) => self.api(request, reply),
-            Event::Appeared { path, name, reply } => drop(self.attach(path, name, reply)),
+            Event::Appeared { path, name, reply } => drop(self.attach(path, name, reply, None)),
             Event::Connected(connected) => self.connected(*connected),
             Event::ControlUp { key } => self.control_up(key),
             Event::Away { key } => self.away(key),
@@ -1347,7 +1352,7 @@ impl Broker {
     fn api(&mut self, request: Request, reply: oneshot::Sender<Result<Value, Problem>>) {
         let answer = match request {
             Request::Attach { qmp, name } => {
-                self.attach(qmp, name, reply);
+                self.attach(qmp, name, reply, None);
                 return;
             }
             Request::Detach { guest } => match self.find(&guest) {

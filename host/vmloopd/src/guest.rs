@@ -214,6 +214,9 @@ pub struct Task {
     pub counters: Arc<Counters>,
     /// how to find the taps of a process
     pub taps: fn(u32) -> Taps,
+    /// Until when to try again if QEMU does not answer: the connection of an
+    /// earlier agent may have just ended, on a host that is busy.
+    pub retry_until: Option<Instant>,
 }
 
 /// What the broker learns when a task has connected.
@@ -275,7 +278,14 @@ impl Task {
     }
 
     async fn attach_and_serve(self) -> Result<(), Problem> {
-        let (qmp, process) = Qmp::connect(&self.path).await.map_err(|error| qmp_problem(&error))?;
+        let (qmp, process) = loop {
+            match Qmp::connect(&self.path).await {
+                Ok(connected) => break connected,
+                Err(qmp::Error::Busy(_) | qmp::Error::Timeout(_) | qmp::Error::Closed)
+                    if self.retry_until.is_some_and(|until| Instant::now() < until) => {}
+                Err(error) => return Err(qmp_problem(&error)),
+            }
+        };
         let machine = Machine::discover(&qmp, process.pid, (self.taps)(process.pid))
             .await
             .map_err(|error| machine_problem(&error))?;
