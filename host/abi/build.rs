@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Compiles the one implementation of the ring that all parties share.
 
 fn main() {

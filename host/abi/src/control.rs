@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The agent's end (side 0) of a control region; docs/protocol.md, section 6.
 #![allow(unsafe_code)]
 

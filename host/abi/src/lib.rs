@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! What vmloop programs that share memory agree on, for Rust.
 //!
 //! - [`shm`]: the structures and numbers of `include/vmloop_shm.h`;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! A mapped region, as raw memory that the other side writes at any time.
 #![allow(unsafe_code)]
 

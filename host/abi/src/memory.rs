@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Memory for regions: anonymous, sealed against changes of its size, and laid
 //! out as docs/protocol.md, section 1, says.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Control messages: what a guest says, checked, and what the agent answers.
 //!
 //! [`GuestMessage::parse`] is the only door for what a guest writes. It works

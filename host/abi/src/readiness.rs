@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! File descriptors that a task can wait for.
 #![allow(unsafe_code)]
 

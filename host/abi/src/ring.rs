@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The ring of `kernel/core/ring.c`, behind safe calls.
 //!
 //! A [`Tx`] or [`Rx`] points into a mapping; whoever holds one keeps the

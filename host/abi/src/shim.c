@@ -1,5 +1,7 @@
-/* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What a test compares the Rust mirror of ring.h with. */
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/*
+ * shim.c - what a test compares the Rust mirror of ring.h with.
+ */
 #include "ring.h"
 
 size_t vmloop_shim_tx_size(void)

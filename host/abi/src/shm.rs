@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The structures of `include/vmloop_shm.h`, in its order and with its names.
 //!
 //! The header is the source of truth; `include/layout.golden` pins every size

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! What `vmloop` and `vmloopd` say to each other: one JSON object a line, over
 //! a unix socket that only root can open.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Man pages and shell completions, made from the definitions of the command
 //! lines.
 

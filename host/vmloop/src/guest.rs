@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! In a guest: what the kernel modules say.
 
 mod netlink;

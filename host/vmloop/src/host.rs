@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! On a host: what the agent says.
 
 use std::io::{self, Write};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! vmloop's command line. On a host it talks to the agent, in a guest to the
 //! kernel modules.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! What can be typed.
 
 use std::path::PathBuf;

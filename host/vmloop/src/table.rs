@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Tables of text, and numbers for people.
 
 use std::io::{self, Write};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Channels and their traffic, again and again.
 
 use std::collections::HashMap;

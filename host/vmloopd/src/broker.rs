@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The one task that decides: who is here, who may talk, which channels there
 //! are. Everything that waits for a guest or for QEMU happens in other tasks,
 //! which send [`Event`]s here.

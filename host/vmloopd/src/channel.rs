@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! One task for each channel: plugs its two devices, waits until it is to be
 //! closed, lets both guests drain, and unplugs.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The command line of vmloopd, and its start.
 
 use std::path::PathBuf;

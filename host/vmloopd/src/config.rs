@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The agent's configuration: `/etc/vmloop/vmloopd.toml`, and what the command
 //! line says instead.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! What the agent counts.
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Plugging ivshmem devices into a QEMU, and unplugging them.
 //!
 //! We are the ivshmem server of every device. As we know everything when the

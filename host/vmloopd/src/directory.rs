@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! What each guest is told about the others: pure functions from who is there
 //! to the entries of every directory.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! One task for each guest: its QMP connection, its control device, and the
 //! conversation over that. What a guest writes is copied, checked and limited
 //! here; the broker hears of nothing else.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! vmloopd, the host agent: attaches to running QEMUs, gives every guest the
 //! directory of its peers, and plugs a channel between two that want one.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The host's virtual network: which interfaces are ports of which bridge, in
 //! which VLAN. Kept up to date by rtnetlink's events.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! What a running QEMU tells about itself: who it is, where devices can be
 //! plugged, which network interfaces it has, and what an earlier agent left.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The host agent; see the library.
 
 use clap::Parser;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Metrics in Prometheus' text format, over HTTP.
 //!
 //! What it takes of HTTP/1.1 is one request and one answer, so that is all

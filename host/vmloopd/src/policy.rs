@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Who may talk to whom: `/etc/vmloop/policy.toml`.
 //!
 //! The network always comes first: guests that share no bridge and VLAN get no

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! A client of the QEMU Machine Protocol.
 //!
 //! Small and our own, as it must pass file descriptors with a command

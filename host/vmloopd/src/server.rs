@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The API's socket: JSON lines, for root only.
 
 use std::io;

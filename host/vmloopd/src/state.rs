@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The agent's soft state: which QMP sockets it was attached to. Everything
 //! else is asked from the QEMUs, so that an agent can be killed at any time.
 

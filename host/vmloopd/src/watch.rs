@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Attaches to machines as their QMP sockets appear: those that the
 //! configuration names, and those that match its patterns.
 

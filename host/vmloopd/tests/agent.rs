@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The agent with QEMUs and guests that only pretend: everything between the
 //! API and the memory of the devices.
 

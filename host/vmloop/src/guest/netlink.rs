@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Generic netlink family "vmloop"; docs/netlink/vmloop.yaml is its
 //! specification, and the numbers here follow it.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
 //! A QEMU without a machine: enough of QMP for the agent, an ivshmem device
 //! that hears what the real one hears, and a guest behind it.
 
