@@ -141,7 +141,7 @@ def test_kill_and_start(lab, g1):
 @pytest.mark.parametrize(
     ("machine", "message", "detector"),
     [
-        ("g1", "BUG: unable to handle page fault for address: 0", "oops"),
+        ("g1", "BUG: unable to handle page fault for address: 0", "bug"),
         ("g1", "WARNING: CPU: 0 PID: 1 at here", "warning"),
         ("g1", "WARNING: possible circular locking dependency detected", "warning"),
         ("g2", "watchdog: BUG: soft lockup - CPU#0 stuck for 22s!", "bug"),

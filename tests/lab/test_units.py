@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The parts of the lab that need no machine."""
+
+import os
+import subprocess
+
+import pytest
+from vmlab import VmlabError, accel, kernels, paths
+from vmlab.console import DETECTORS, ConsoleWatch, scan
+from vmlab.lab import start_time
+from vmlab.protocol import (
+    MAX_PAYLOAD,
+    Frame,
+    Parser,
+    frame,
+    number,
+    pack_error,
+    pack_open,
+    unpack_error,
+)
+from vmlab.qemu import GuestSpec, append_line, guest_command
+
+SAMPLES = {
+    "panic": "Kernel panic - not syncing: Fatal exception in interrupt",
+    "oops": "Oops: 0002 [#1] PREEMPT SMP NOPTI",
+    "bug": "BUG: Bad page cache in process cat",
+    "warning": "WARNING: CPU: 1 PID: 99 at net/core/dev.c:10 foo+0x1/0x2 [vmloop]",
+    "kasan": "==> KASAN: null-ptr-deref in range [0x0-0x7]",
+    "kfence": "BUG: KFENCE: memory corruption in foo",
+    "ubsan": "UBSAN: array-index-out-of-bounds in drivers/net/a.c:1:2",
+    "lockdep": "inconsistent lock state",
+    "atomic-sleep": "scheduling while atomic: kworker/0:1/7/0x00000002",
+    "rcu-stall": "rcu: INFO: rcu_preempt self-detected stall on CPU",
+    "soft-lockup": "watchdog: soft lockup - CPU#1 stuck for 26s! [ksoftirqd/1:17]",
+    "hard-lockup": "Watchdog detected hard LOCKUP on cpu 0",
+    "hung-task": "INFO: task modprobe:77 blocked for more than 120 seconds.",
+    "kmemleak": "kmemleak: 2 new suspected memory leaks (see /sys/kernel/debug/kmemleak)",
+    "list-debug": "list_del corruption. prev->next should be ffff8880, but was ffff8881",
+    "refcount": "refcount_t: underflow; use-after-free.",
+    "use-after-free": "Poison overwritten",
+    "workqueue": "workqueue lockup - pool cpus=0 node=0 flags=0x0 nice=0 stuck for 33s!",
+    "netdev-watchdog": "NETDEV WATCHDOG: eth0 (virtio_net): transmit queue 0 timed out",
+    "netdev-refs": "unregister_netdevice: waiting for eth0 to become free. Usage count = 2",
+    "out-of-memory": "iperf3 invoked oom-killer: gfp_mask=0x1100cca",
+    "page-state": "Bad rss-counter state mm:0000 type:MM_ANONPAGES val:1",
+    "call-trace": "Call Trace:",
+}
+"""One line of each kind, as kernels print it."""
+
+
+def test_every_detector_has_a_sample():
+    assert set(SAMPLES) == set(DETECTORS)
+
+
+@pytest.mark.parametrize("detector", DETECTORS)
+def test_detector_fires(detector):
+    found = scan("g1", f"[    1.234567] {SAMPLES[detector]}\n")
+    # A line may interest two detectors; the first of the table names it.
+    assert found
+    assert found[0].detector == detector or detector in ("kfence", "use-after-free")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[    1.36] mtrr: your CPUs had inconsistent MTRRdefType settings",
+        "[    8.87] IPv6: ADDRCONF(NETDEV_CHANGE): eth0: link becomes ready",
+        "[    0.00] debug: unmapping init memory",
+        "[   29.15] kvm [268]: vcpu0, guest rIP: 0xffffffff8107e744 Unhandled WRMSR(0xc0010007) = 0xffff",
+        "kmemleak: Kernel memory leak detector initialized (mem pool available: 15679)",
+    ],
+)
+def test_harmless_lines_are_let_through(line):
+    assert not scan("g1", line)
+
+
+def test_watch_reports_each_line_once_and_waits_for_its_end(tmp_path):
+    log = tmp_path / "console.log"
+    watch = ConsoleWatch()
+    files = {"g1": log}
+    assert watch.check(files) == []
+    log.write_text("BUG: unable to handle ")
+    assert watch.check(files) == []
+    with log.open("a") as file:
+        file.write("page fault\nfine\n")
+    assert [one.detector for one in watch.check(files)] == ["bug"]
+    assert watch.check(files) == []
+    log.write_text("WARNING: x\n")  # a new lab: the file is shorter than it was
+    assert len(watch.check(files)) == 1
+
+
+def test_frames_survive_any_cut():
+    data = frame(1, Frame.OUT, b"x" * 100) + frame(2, Frame.EXIT, number(7)) + frame(3, Frame.EOF)
+    for size in (1, 3, 11, 12, 13, 50, len(data)):
+        parser = Parser()
+        got = [one for at in range(0, len(data), size) for one in parser.feed(data[at : at + size])]
+        assert got == [(1, Frame.OUT, b"x" * 100), (2, Frame.EXIT, number(7)), (3, Frame.EOF, b"")]
+
+
+def test_garbage_is_no_frame():
+    with pytest.raises(ValueError, match="frame of"):
+        Parser().feed(b"\xff" * 12)
+
+
+def test_open_refuses_what_does_not_fit():
+    assert pack_open(["a"], "/", {"K": "v"}).endswith(b"/\0a\0K=v\0")
+    with pytest.raises(ValueError, match="too long"):
+        pack_open(["x" * MAX_PAYLOAD], "/", {})
+    with pytest.raises(ValueError, match="zero byte"):
+        pack_open(["a\0b"], "/", {})
+
+
+def test_error_frames():
+    assert unpack_error(pack_error(2, "no")) == (2, "no")
+    assert unpack_error(b"")[1] == "malformed error"
+
+
+def test_names_are_checked():
+    for bad in ("", "a/b", "../x", "x" * 33, "a b"):
+        with pytest.raises(VmlabError):
+            paths.check_name(bad)
+
+
+def test_guests_are_told_apart():
+    one, two = GuestSpec("g1", 1), GuestSpec("g2", 2, subnet=3)
+    assert (one.mac, one.ip, one.ip6) == ("52:54:00:77:00:01", "10.77.0.11", "fd77::11")
+    assert (two.mac, two.ip, two.ip6) == ("52:54:00:77:03:02", "10.77.3.12", "fd77:0:0:3::12")
+    assert one.uuid != two.uuid
+
+
+def test_guest_command(tmp_path):
+    here = tmp_path
+    pc = guest_command(GuestSpec("g1", 1, cpus=1), here, here, here)
+    assert "1,maxcpus=2" in pc
+    assert not [word for word in pc if "pcie-root-port" in word]
+    q35 = guest_command(GuestSpec("g1", 1, machine="q35", extra_args=["-S"]), here, here, here)
+    assert len([word for word in q35 if "pref64-reserve=64M" in word]) == 8
+    assert q35[-1] == "-S"
+    bare = guest_command(GuestSpec("g1", 1, machine="q35", root_ports=0), here, here, here)
+    assert not [word for word in bare if "pcie-root-port" in word]
+    with pytest.raises(VmlabError, match="no machine"):
+        guest_command(GuestSpec("g1", 1, machine="isapc"), here, here, here)
+
+
+def test_append_line_refuses_spaces():
+    with pytest.raises(VmlabError, match="space"):
+        append_line({"repo": "/a b"}, "")
+
+
+def test_processes_are_known_by_their_start():
+    child = subprocess.Popen(["sleep", "100"])
+    assert start_time(child.pid) is not None
+    child.kill()
+    assert start_time(child.pid) is None or child.wait() < 0
+    child.wait()
+    assert start_time(child.pid) is None
+    assert start_time(os.getpid()) != start_time(1)
+
+
+def test_unknown_choices():
+    with pytest.raises(VmlabError, match="choose one of"):
+        kernels.find_kernel("2.4")
+    with pytest.raises(VmlabError, match="choose one of"):
+        accel.choose("xen")
+
+
+def test_bzimage_that_is_none():
+    assert kernels.extract_vmlinux(b"\0" * 4096) is None
