@@ -319,8 +319,8 @@ int vmloop_ring_peek(struct vmloop_ring_rx *rx, struct vmloop_shm_record *record
 
 		if (record->type != VMLOOP_RECORD_PAD)
 			break;
-		/* Padding goes to the end, and never from the beginning. */
-		if (unlikely(span != to_end || offset == 0))
+		/* Padding goes to the end; no larger than a record, it begins late. */
+		if (unlikely(span != to_end))
 			goto broken;
 		rx->tail += span;
 	}
@@ -391,4 +391,30 @@ bool vmloop_ring_sleep(struct vmloop_ring_rx *rx)
 bool vmloop_ring_ready(struct vmloop_ring_rx *rx)
 {
 	return rx_available(rx) != 0 || rx->broken;
+}
+
+/**
+ * vmloop_ring_watch() - no doorbell, please: somebody looks by himself
+ * @rx: the ring
+ *
+ * Takes back what vmloop_ring_sleep() asked for. May be called beside the
+ * consumer: if both write at once there is a doorbell too many, or one too
+ * few, so whoever calls this must let the consumer sleep again afterwards.
+ */
+void vmloop_ring_watch(struct vmloop_ring_rx *rx)
+{
+	/* A position in the past is passed only after 4 GiB more. */
+	ring_store_once(&rx->ours->rx_wake,
+			ring_load_once(&rx->tail) - VMLOOP_RECORD_ALIGN);
+}
+
+/**
+ * vmloop_ring_moved() - whether there may be something to read
+ * @rx: the ring
+ *
+ * A hint that changes nothing, for a watcher beside the consumer.
+ */
+bool vmloop_ring_moved(const struct vmloop_ring_rx *rx)
+{
+	return ring_load_once(&rx->theirs->tx_head) != ring_load_once(&rx->tail);
 }

@@ -108,5 +108,7 @@ void vmloop_ring_release(struct vmloop_ring_rx *rx);
 bool vmloop_ring_consume_publish(struct vmloop_ring_rx *rx);
 bool vmloop_ring_sleep(struct vmloop_ring_rx *rx);
 bool vmloop_ring_ready(struct vmloop_ring_rx *rx);
+void vmloop_ring_watch(struct vmloop_ring_rx *rx);
+bool vmloop_ring_moved(const struct vmloop_ring_rx *rx);
 
 #endif /* VMLOOP_RING_H */

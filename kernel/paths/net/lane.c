@@ -6,7 +6,7 @@
  * in softirq, on one CPU at a time.
  *
  * Contexts that are still alive when lane_close() begins: poll(), scheduled by
- * doorbells and by the stall timer. No producer is: lane_down() came before.
+ * doorbells, by the stall timer and by the watcher. No producer is: lane_down() came before.
  */
 #include <linux/slab.h>
 
@@ -23,6 +23,7 @@ static int poll(struct napi_struct *napi, int budget)
 		napi_complete_done(napi, 0);
 		return 0;
 	}
+	net_watch_woken(net);
 
 	if (unlikely(vmloop_lane_stalled(lane)))
 		net_tx_flush(net);
@@ -37,6 +38,8 @@ static int poll(struct napi_struct *napi, int budget)
 		/* Only now: what comes after this wakes us again. */
 		if (!vmloop_ring_sleep(&lane->rx) && !lane->rx.broken)
 			napi_schedule(napi);
+		else if (work)
+			net_watch_idle(net);
 	}
 	return work;
 }
@@ -61,10 +64,16 @@ static int lane_open(struct vmloop_lane *lane)
 		goto err_pages;
 	}
 	netif_napi_add(net->napi_dev, &net->napi, poll);
+	err = net_watch_start(net);
+	if (err)
+		goto err_watch;
 	napi_enable(&net->napi);
 	lane->priv = net;
 	return 0;
 
+err_watch:
+	netif_napi_del(&net->napi);
+	page_pool_destroy(net->pages);
 err_pages:
 	compat_dummy_netdev_free(net->napi_dev);
 err_dev:
@@ -104,6 +113,7 @@ static void lane_close(struct vmloop_lane *lane)
 {
 	struct net_lane *net = lane->priv;
 
+	net_watch_stop(net);
 	napi_disable(&net->napi);	/* waits for poll() to be idle */
 	if (net->up && !lane->rx.broken) {
 		/* What has come since; a ring's worth of records at most. */

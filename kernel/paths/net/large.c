@@ -99,23 +99,34 @@ static unsigned int post_routing(void *priv, struct sk_buff *skb,
 	return NF_ACCEPT;
 }
 
-/* A fragment gets the datagram's Ethernet header and goes its way. */
+/* A fragment gets an Ethernet header of its own and goes its way. */
 static int fragment_out(struct net *net, struct sock *sk, struct sk_buff *skb)
 {
-	skb_push(skb, ETH_HLEN);
-	skb_reset_mac_header(skb);
-	return dev_queue_xmit(skb);
+	struct rtable *rt = skb_rtable(skb);
+	struct neighbour *neighbour;
+	u32 hop;
+
+	hop = (__force u32)rt_nexthop(rt, ip_hdr(skb)->daddr);
+	neighbour = __ipv4_neigh_lookup_noref(skb->dev, hop);
+	if (!neighbour) {
+		kfree_skb(skb);
+		return -EHOSTUNREACH;
+	}
+	return neigh_output(neighbour, skb, false);
 }
 
 /**
  * net_large_to_standard() - fragment a datagram after all
  * @skb: at the egress hook, its Ethernet header at the front; consumed
+ *
+ * Context: rcu_read_lock_bh() held.
  */
 void net_large_to_standard(struct sk_buff *skb)
 {
 	struct rtable *rt = skb_rtable(skb);
 
-	if (!rt) {
+	/* Not one of ours: nobody else makes such a frame. */
+	if (!rt || rt->rt_gw_family == AF_INET6) {
 		kfree_skb(skb);
 		return;
 	}

@@ -10,6 +10,7 @@
  *   large.c  datagrams larger than the MTU are let through whole
  *   lane.c   a lane's NAPI: rings drained both ways
  *   rx.c     a record becomes an skb
+ *   watch.c  looks at a ring for a while, so that no doorbell is needed
  *   main.c   starts and ends
  */
 #ifndef VMLOOP_NET_H
@@ -67,6 +68,10 @@ struct net_counters {
  * @waiting_bytes: their bytes; under the lane's tx_lock
  * @up: consume; set before producers find the lane
  * @down: nothing waits any more: frames go past us; under the lane's tx_lock
+ * @watcher: thread that looks at the ring while it is expected to fill
+ * @asked: the watcher is to look; single word
+ * @window: how long it looks after the last record, in ns; by @napi
+ * @idle_since: when @napi last went to sleep, in ns; by @napi
  * @closing: @napi is disabled, and the ring is read for the last time
  */
 struct net_lane {
@@ -78,6 +83,10 @@ struct net_lane {
 	unsigned int waiting_bytes;
 	bool up;
 	bool down;
+	struct task_struct *watcher;
+	bool asked;
+	u32 window;
+	u64 idle_since;
 	bool closing;
 };
 
@@ -97,6 +106,12 @@ bool net_tx_is_possible(const struct sk_buff *skb);
 
 /* rx.c; NAPI */
 int net_rx(struct net_lane *net, int budget);
+
+/* watch.c */
+int net_watch_start(struct net_lane *net);
+void net_watch_stop(struct net_lane *net);
+void net_watch_woken(struct net_lane *net);
+void net_watch_idle(struct net_lane *net);
 
 /* lane.c */
 extern const struct vmloop_path net_path;

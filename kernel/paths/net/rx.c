@@ -19,6 +19,9 @@
 /* Bytes of a larger frame that go there: all headers that are parsed. */
 #define LINEAR_PART	192
 
+/* Room is given back in parts of the ring, and when it is empty. */
+#define PUBLISH_PARTS	16
+
 /* Pages of a large frame come in blocks of this order. */
 #define NET_BLOCK	(PAGE_SIZE << NET_PAGES_ORDER)
 
@@ -205,9 +208,12 @@ int net_rx(struct net_lane *net, int budget)
 		if (unlikely(reason >= 0))
 			vmloop_count(net->lane->peer, reason, 1);
 		vmloop_ring_release(rx);
-		if (vmloop_ring_consume_publish(rx))
+		if (rx->tail - rx->published >= rx->size / PUBLISH_PARTS &&
+		    vmloop_ring_consume_publish(rx))
 			vmloop_lane_ring(net->lane);
 	}
+	if (vmloop_ring_consume_publish(rx))
+		vmloop_lane_ring(net->lane);
 	rcu_read_unlock();
 	if (rx->broken)
 		vmloop_lane_broken(net->lane);
