@@ -322,7 +322,7 @@ int vmloop_ring_peek(struct vmloop_ring_rx *rx, struct vmloop_shm_record *record
 		/* Padding goes to the end; no larger than a record, it begins late. */
 		if (unlikely(span != to_end))
 			goto broken;
-		rx->tail += span;
+		ring_store_once(&rx->tail, rx->tail + span);
 	}
 
 	rx->taken = span;
@@ -342,7 +342,7 @@ broken:
  */
 void vmloop_ring_release(struct vmloop_ring_rx *rx)
 {
-	rx->tail += rx->taken;
+	ring_store_once(&rx->tail, rx->tail + rx->taken);
 	rx->taken = 0;
 }
 

@@ -60,7 +60,7 @@ struct vmloop_ring_tx {
  * struct vmloop_ring_rx - the consumer's end
  * @data: the ring, in the other side's data. Written by the peer: untrusted
  * @size: its bytes, a power of two, as checked when the lane was opened
- * @tail: where the next record begins
+ * @tail: where the next record begins; a watcher beside the consumer reads it
  * @taken: bytes from @tail that the record being read takes
  * @published: tail as last told to the other side
  * @head: the other side's tx_head as last seen and believed

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * fuzz.c - the ring against a peer that writes whatever it likes, whenever it
+ * likes, wherever it can: a target for libFuzzer.
+ *
+ * The input is a program: calls that we make, as producer of one ring and
+ * consumer of another, and what the peer writes between them and, by way of
+ * fuzz_os.h, in the middle of them. The peer can write all of the shared
+ * memory, our own lanes and our own ring included.
+ *
+ * What must hold: no access outside the rings (guard pages; read-only where we
+ * have nothing to write; AddressSanitizer for the rest), payloads within the
+ * ring and no larger than allowed, a bounded number of accesses in each call,
+ * and broken stays broken and still.
+ */
+#include <string.h>
+
+#include "shared.h"
+
+#define RING		4096U
+#define MOST_TURNS	32	/* of the adversary, in one call of ours */
+
+static struct view ours_tx;	/* the ring that we produce, as we see it */
+static struct view ours_rx;	/* the ring that we consume, as we see it */
+static struct view peer_tx;	/* the same two, as the peer sees them */
+static struct view peer_rx;
+static struct vmloop_ring_tx *tx;
+static struct vmloop_ring_rx *rx;
+
+static const u8 *input;
+static size_t left;
+static u32 turns;
+
+/* What the peer writes in the middle of a call: at which of its turns, what. */
+static struct {
+	u32 at;
+	u8 *where;
+	u8 bytes[8];
+	u32 length;
+} ambush;
+
+#define MUST(condition) do {						\
+	if (!(condition)) {						\
+		fprintf(stderr, "fuzz: line %d: %s does not hold\n",	\
+			__LINE__, #condition);				\
+		abort();						\
+	}								\
+} while (0)
+
+void adversary_turn(void)
+{
+	turns++;
+	MUST(turns <= MOST_TURNS);
+	if (ambush.length && turns == ambush.at) {
+		memcpy(ambush.where, ambush.bytes, ambush.length);
+		ambush.length = 0;
+	}
+}
+
+static u8 next(void)
+{
+	if (!left)
+		return 0;
+	left--;
+	return *input++;
+}
+
+static u32 next32(void)
+{
+	u32 a = next();
+	u32 b = next();
+	u32 c = next();
+
+	return a | b << 8 | c << 16 | (u32)next() << 24;
+}
+
+/* What the peer writes: chooses the place and the bytes, returns how many. */
+static u32 choose_write(u8 **where, u8 *bytes)
+{
+	u32 * const fields[] = {
+		&peer_tx.producer->tx_head, &peer_tx.producer->tx_wake,
+		&peer_tx.consumer->rx_tail, &peer_tx.consumer->rx_wake,
+		&peer_rx.producer->tx_head, &peer_rx.producer->tx_wake,
+		&peer_rx.consumer->rx_tail, &peer_rx.consumer->rx_wake,
+	};
+	const u32 truths[] = {
+		tx->head, tx->published, tx->tail, tx->head - RING,
+		rx->tail, rx->published, rx->head, rx->tail + RING,
+	};
+	u8 how = next();
+	u64 value;
+	u32 length = 4;
+
+	switch (how & 3) {
+	case 0: /* a position, near one that is true */
+		*where = (u8 *)fields[how >> 2 & 7];
+		value = truths[how >> 5] + (u32)(signed char)next() * 16;
+		break;
+	case 1: /* a position, any */
+		*where = (u8 *)fields[how >> 2 & 7];
+		value = next32();
+		break;
+	case 2: /* the header of a record, where we read or a little further */
+		*where = peer_rx.data + ((rx->tail + (how >> 2) * 16U) & (RING - 1));
+		value = next();
+		value |= (u64)(next() & 31) << 8;
+		value |= (u64)(next() & 3) << 32;
+		length = 8;
+		break;
+	default: /* anything anywhere */
+		*where = (how & 4 ? peer_rx.data : peer_tx.data) + next() % 255 * 16;
+		value = next32() | (u64)next32() << 32;
+		length = 8;
+	}
+	memcpy(bytes, &value, length);
+	return length;
+}
+
+/* Reads all of a payload, as a caller does, so that a stray byte is noticed. */
+static void read_all(const u8 *payload, u32 size)
+{
+	volatile u8 sink;
+
+	for (u32 i = 0; i < size; i++)
+		sink = payload[i];
+	(void)sink;
+}
+
+/* A peer that keeps to the rules for once, so that there is something to read. */
+static void honest_record(void)
+{
+	u32 offset = rx->tail & (RING - 1);
+	u64 header = next() % 200 | 1ULL << 32;
+	u32 span = ((u32)header + 8 + 15) / 16 * 16;
+
+	if (offset + span > RING) {
+		u64 pad = RING - offset - 8;
+
+		memcpy(peer_rx.data + offset, &pad, 8);
+		memcpy(peer_rx.data, &header, 8);
+		span += RING - offset;
+	} else {
+		memcpy(peer_rx.data + offset, &header, 8);
+	}
+	peer_rx.producer->tx_head = rx->tail + span;
+}
+
+static void call_reserve(void)
+{
+	u32 size = next() | (next() & 7U) << 8;
+	void *payload = NULL;
+	int result = vmloop_ring_reserve(tx, size, 1, 2, &payload);
+
+	if (size > vmloop_ring_max_record(RING))
+		MUST(result == -EMSGSIZE || (result == -EPROTO && tx->broken));
+	if (result) {
+		MUST(!payload);
+		MUST(result == -EAGAIN || result == -EMSGSIZE || result == -EPROTO);
+		MUST((result == -EPROTO) == tx->broken);
+		return;
+	}
+	MUST((u8 *)payload >= ours_tx.data + 8);
+	MUST((u8 *)payload + size <= ours_tx.data + RING);
+	memset(payload, 0x77, size);
+}
+
+static void call_peek(void)
+{
+	struct vmloop_shm_record record;
+	const void *payload = NULL;
+	int result = vmloop_ring_peek(rx, &record, &payload);
+
+	if (result <= 0) {
+		MUST(!payload);
+		MUST(result == (rx->broken ? -EPROTO : 0));
+		return;
+	}
+	MUST(result == 1 && !rx->broken);
+	MUST(record.size <= vmloop_ring_max_record(RING));
+	MUST(record.type != VMLOOP_RECORD_PAD);
+	MUST((const u8 *)payload >= ours_rx.data + 8);
+	MUST((const u8 *)payload + record.size <= ours_rx.data + RING);
+	read_all(payload, record.size);
+}
+
+/* What holds of our private state whatever the peer did. */
+static void check_state(const struct vmloop_ring_tx *tx_before,
+			const struct vmloop_ring_rx *rx_before)
+{
+	MUST(tx->head - tx->tail <= RING);
+	MUST(tx->published - tx->tail <= tx->head - tx->tail);
+	MUST(tx->reserved <= RING / 2);
+	MUST(tx->head % 16 == 0 && tx->tail % 16 == 0);
+	MUST(tx->data == tx_before->data && tx->size == RING);
+	MUST(rx->tail - rx->published <= RING);
+	MUST(rx->head - rx->published <= RING);
+	MUST(rx->taken <= RING / 4);
+	MUST(rx->head % 16 == 0 && rx->tail % 16 == 0);
+	MUST(rx->data == rx_before->data && rx->size == RING);
+	if (tx_before->broken) {
+		MUST(tx->broken);
+		MUST(tx->published == tx_before->published && tx->tail == tx_before->tail);
+	}
+	if (rx_before->broken) {
+		MUST(rx->broken);
+		MUST(rx->published == rx_before->published && rx->head == rx_before->head);
+	}
+}
+
+static bool step(void)
+{
+	struct vmloop_ring_tx tx_before = *tx;
+	struct vmloop_ring_rx rx_before = *rx;
+	u8 bytes[8];
+	u32 length;
+	u8 *where;
+	bool said;
+
+	if (!left)
+		return false;
+	turns = 0;
+	switch (next() & 15) {
+	case 0:
+		call_reserve();
+		break;
+	case 1:
+		call_reserve();
+		vmloop_ring_commit(tx);
+		break;
+	case 2:
+		said = vmloop_ring_publish(tx);
+		MUST(!said || !tx_before.broken);
+		break;
+	case 3:
+		said = vmloop_ring_wait_room(tx, next() | (next() & 7U) << 8);
+		MUST(!said || !tx->broken);
+		break;
+	case 4:
+		said = vmloop_ring_drained(tx);
+		MUST(said || !tx->broken);
+		break;
+	case 5:
+		call_peek();
+		break;
+	case 6:
+		call_peek();
+		vmloop_ring_release(rx);
+		break;
+	case 7:
+		said = vmloop_ring_consume_publish(rx);
+		MUST(!said || !rx_before.broken);
+		break;
+	case 8:
+		said = vmloop_ring_sleep(rx);
+		MUST(!said || !rx->broken);
+		break;
+	case 9:
+		said = vmloop_ring_ready(rx);
+		MUST(said || !rx->broken);
+		if (vmloop_ring_moved(rx))
+			vmloop_ring_watch(rx);
+		break;
+	case 10:
+	case 11:
+		length = choose_write(&where, bytes);
+		memcpy(where, bytes, length);
+		break;
+	case 12:
+	case 13:
+		ambush.at = next() % 12 + 1;
+		ambush.length = choose_write(&ambush.where, ambush.bytes);
+		break;
+	case 14:
+		honest_record();
+		break;
+	default: /* an honest consumer: everything is read */
+		peer_tx.consumer->rx_tail = tx->published;
+	}
+	check_state(&tx_before, &rx_before);
+	return true;
+}
+
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+int LLVMFuzzerTestOneInput(const u8 *data, size_t size);
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+	int out = shared_create(RING);
+	int in = shared_create(RING);
+
+	(void)argc;
+	(void)argv;
+	shared_map(&ours_tx, out, RING, PRODUCER);
+	shared_map(&ours_rx, in, RING, CONSUMER);
+	shared_map(&peer_tx, out, RING, ADVERSARY);
+	shared_map(&peer_rx, in, RING, ADVERSARY);
+	/* On the heap, where AddressSanitizer sees what is beside them. */
+	tx = malloc(sizeof(*tx));
+	rx = malloc(sizeof(*rx));
+	return tx && rx ? 0 : -1;
+}
+
+int LLVMFuzzerTestOneInput(const u8 *data, size_t size)
+{
+	static const u32 starts[] = { 0, 0U - RING, 0U - 64, RING - 32 };
+
+	input = data;
+	left = size;
+	turns = 0;
+	ambush.length = 0;
+	memset(peer_tx.data, 0, RING);
+	memset(peer_rx.data, 0, RING);
+	memset(peer_tx.producer, 0, sizeof(struct vmloop_shm_lane));
+	memset(peer_tx.consumer, 0, sizeof(struct vmloop_shm_lane));
+	memset(peer_rx.producer, 0, sizeof(struct vmloop_shm_lane));
+	memset(peer_rx.consumer, 0, sizeof(struct vmloop_shm_lane));
+	MUST(!vmloop_ring_tx_init(tx, ours_tx.data, RING, ours_tx.producer, ours_tx.consumer));
+	MUST(!vmloop_ring_rx_init(rx, ours_rx.data, RING, ours_rx.consumer, ours_rx.producer));
+	if (left) {
+		u32 start = starts[next() & 3];
+
+		/* As if both had been running for a while. */
+		turns = 0;
+		shared_start_tx(tx, start);
+		shared_start_rx(rx, start);
+		peer_tx.consumer->rx_tail = start;
+		peer_rx.producer->tx_head = start;
+	}
+	while (step())
+		;
+	return 0;
+}

@@ -1,0 +1,297 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0
+"""Shows that the ring's tests can fail: breaks the ring in one place at a time
+and looks which test notices.
+
+Each mutant is one replacement in ring.c. It must be killed by a test, or be
+listed with the reason why nothing can kill it here; a listed one that is
+killed after all is a mistake too. Output is TAP.
+
+    tests/ring/mutants.py OUT [TEXT]    all, or those with TEXT in their name
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+TOP = HERE.parents[1]
+SOURCE = TOP / "kernel/core/ring.c"
+INCLUDES = f"-D_GNU_SOURCE -I{TOP}/include -I{TOP}/kernel/core -I{HERE}"
+SEEDS = (1, 2, 3)
+
+
+@dataclass
+class Mutant:
+    """One way to break the ring."""
+
+    name: str
+    old: str
+    new: str
+    equivalent: str = ""
+    """Why nothing can notice, if so."""
+
+
+FULL = "ring_mb();"
+NONE = '__asm__ volatile("" ::: "memory");'
+
+MUTANTS = [
+    # What a record takes
+    Mutant("span: aligned down", "size + VMLOOP_RECORD_ALIGN - 1) &", "size) &"),
+    Mutant("span: aligned short by one", "VMLOOP_RECORD_ALIGN - 1) &", "VMLOOP_RECORD_ALIGN - 2) &"),
+    Mutant("span: no header", "return (HEADER_SIZE + size +", "return (size +"),
+    Mutant("pad where it fits exactly", "span <= to_end ? span", "span < to_end ? span"),
+    Mutant("pad not counted", "span : to_end + span", "span : span"),
+    Mutant("pad too long by its header", "to_end - HEADER_SIZE,\n", "to_end,\n"),
+    Mutant("pad of another type", "VMLOOP_RECORD_PAD, 0);", "1, 0);"),
+    Mutant("record written where the pad is", "\t\tposition += to_end;\n", ""),
+    Mutant("header: info lost", " | (u64)info << 48", ""),
+    Mutant(
+        "header: written at the raw position",
+        "(tx->data + (position & (tx->size - 1))), word)",
+        "(tx->data + position % (2 * tx->size)), word)",
+    ),
+    # Beginnings
+    Mutant("init: any size", "\t       is_power_of_2(size) &&\n", ""),
+    Mutant("init: too small a ring", "size >= VMLOOP_RING_MIN &&", "size >= 16 &&"),
+    Mutant("init: too large a ring", " && size <= VMLOOP_RING_MAX &&", " &&"),
+    Mutant("init: any alignment", "(unsigned long)data % VMLOOP_RECORD_ALIGN == 0", "1"),
+    Mutant("init: head stays", "\tring_store_once(&ours->tx_head, 0);\n", ""),
+    Mutant("init: tail stays", "\tring_store_once(&ours->rx_tail, 0);\n", ""),
+    Mutant("init: tx_wake stays", "\tring_store_once(&ours->tx_wake, (u32)-1);\n", ""),
+    Mutant("init: rx_wake stays", "\tring_store_once(&ours->rx_wake, 0);\n", ""),
+    Mutant("max: not less the header", "return size / 4 - HEADER_SIZE;", "return size / 4;"),
+    Mutant("max: half the ring", "return size / 4 - HEADER_SIZE;", "return size / 2 - HEADER_SIZE;"),
+    # Doorbells
+    Mutant("passed: one late", "(new - wake - 1) < (u32)(new - old)", "(new - wake - 1) <= (u32)(new - old)"),
+    Mutant("passed: one early", "(u32)(new - wake - 1)", "(u32)(new - wake)"),
+    Mutant("passed: always", "return (u32)(new - wake - 1) < (u32)(new - old);", "return true;"),
+    Mutant("passed: compares positions", "(u32)(new - wake - 1) < (u32)(new - old)", "wake >= old && wake < new"),
+    Mutant(
+        "publish: rings for nothing",
+        "if (tx->head == old || unlikely(tx->broken))",
+        "if (unlikely(tx->broken))",
+        equivalent="no move passes nothing; it only saves a barrier",
+    ),
+    Mutant("publish: forgets", "\ttx->published = tx->head;\n", ""),
+    Mutant("publish: works when broken", "tx->head == old || unlikely(tx->broken)", "tx->head == old"),
+    Mutant(
+        "give back: rings for nothing",
+        "if (rx->tail == old || unlikely(rx->broken))",
+        "if (unlikely(rx->broken))",
+        equivalent="no move passes nothing; it only saves a barrier",
+    ),
+    Mutant("give back: forgets", "\trx->published = rx->tail;\n", ""),
+    Mutant("give back: works when broken", "rx->tail == old || unlikely(rx->broken)", "rx->tail == old"),
+    Mutant(
+        "sleep: asks too late",
+        "ring_store_once(&rx->ours->rx_wake, rx->tail);",
+        "ring_store_once(&rx->ours->rx_wake, rx->tail + 16);",
+    ),
+    Mutant("sleep: asks for nothing", "ring_store_once(&rx->ours->rx_wake, rx->tail);", ""),
+    Mutant("sleep: though there is something", "return rx_available(rx) == 0 && !rx->broken;", "return !rx->broken;"),
+    Mutant("sleep: though broken", "return rx_available(rx) == 0 && !rx->broken;", "return rx_available(rx) == 0;"),
+    Mutant("wait: asks one too late", "tx->head + want - tx->size - 1);", "tx->head + want - tx->size);"),
+    Mutant("wait: asks too late", "tx->head + want - tx->size - 1);", "tx->head + want - tx->size + 15);"),
+    Mutant("wait: a bell a record", "\tif (want < tx->size / 4)\n\t\twant = tx->size / 4;\n", ""),
+    Mutant("wait: for half a ring", "\t\twant = tx->size / 4;\n", "\t\twant = tx->size / 2;\n"),
+    Mutant("wait: padding forgotten", "\twant = tx_span(tx, size);\n", "\twant = record_span(size);\n"),
+    Mutant(
+        "wait: though there is room",
+        "return tx_room(tx, want) < want && !tx->broken;",
+        "return tx_room(tx, want) <= want && !tx->broken;",
+    ),
+    Mutant(
+        "wait: though broken", "return tx_room(tx, want) < want && !tx->broken;", "return tx_room(tx, want) < want;"
+    ),
+    Mutant(
+        "wait: for what never fits", "\tif (unlikely(size > vmloop_ring_max_record(tx->size)))\n\t\treturn false;\n", ""
+    ),
+    Mutant("watch: still rung for", "ring_load_once(&rx->tail) - VMLOOP_RECORD_ALIGN", "ring_load_once(&rx->tail)"),
+    Mutant("watch: asks for nothing new", "ring_load_once(&rx->tail) - VMLOOP_RECORD_ALIGN", "rx->ours->rx_wake"),
+    Mutant("moved: never", "ring_load_once(&rx->theirs->tx_head) != ring_load_once(&rx->tail)", "false"),
+    Mutant("moved: always", "ring_load_once(&rx->theirs->tx_head) != ring_load_once(&rx->tail)", "true"),
+    # What the consumer may say
+    Mutant("tail: anything goes", "tail - tx->tail > tx->published - tx->tail ||", "0 ||"),
+    Mutant("tail: past what is published", "> tx->published - tx->tail", "> tx->head - tx->tail"),
+    Mutant("tail: all read is a lie", "> tx->published - tx->tail", ">= tx->published - tx->tail"),
+    Mutant("tail: unaligned", "tail % VMLOOP_RECORD_ALIGN)) {\n\t\ttx", "0)) {\n\t\ttx"),
+    Mutant("tail: not remembered", "\ttx->tail = tail;\n", ""),
+    Mutant("tail: not latched", "\t\ttx->broken = true;\n", ""),
+    Mutant("tail: looks again when broken", "\tif (unlikely(tx->broken))\n\t\treturn 0;\n", ""),
+    Mutant("reserve: though broken", "\tif (unlikely(tx->broken))\n\t\treturn -EPROTO;\n", ""),
+    Mutant(
+        "reserve: any size",
+        "size > vmloop_ring_max_record(tx->size)))\n\t\treturn -EMSGSIZE",
+        "0))\n\t\treturn -EMSGSIZE",
+    ),
+    Mutant(
+        "reserve: not the largest",
+        "size > vmloop_ring_max_record(tx->size)))\n\t\treturn -EMSGSIZE",
+        "size >= vmloop_ring_max_record(tx->size)))\n\t\treturn -EMSGSIZE",
+    ),
+    Mutant("reserve: never quite full", "if (tx_room(tx, span) < span)", "if (tx_room(tx, span) <= span)"),
+    Mutant("reserve: overfull", "if (tx_room(tx, span) < span)", "if (tx_room(tx, span) + 16 < span)"),
+    Mutant("reserve: broken is full", "return tx->broken ? -EPROTO : -EAGAIN;", "return -EAGAIN;"),
+    Mutant("commit: twice", "\ttx->reserved = 0;\n", ""),
+    Mutant(
+        "drained: though not all is published",
+        "tx_room(tx, tx->size) == tx->size",
+        "tx_room(tx, tx->size) + 16 >= tx->size",
+    ),
+    Mutant("drained: never when broken", " == tx->size || tx->broken;", " == tx->size;"),
+    # What the producer may say
+    Mutant("head: anything goes", "head - rx->tail > rx->size - (rx->tail - rx->published) ||", "0 ||"),
+    Mutant("head: over what was not given back", "> rx->size - (rx->tail - rx->published)", "> rx->size"),
+    Mutant("head: a full ring is a lie", "> rx->size - (rx->tail", ">= rx->size - (rx->tail"),
+    Mutant("head: unaligned", "head % VMLOOP_RECORD_ALIGN)) {\n\t\trx", "0)) {\n\t\trx"),
+    Mutant("head: not remembered", "\trx->head = head;\n", ""),
+    Mutant("head: not latched", "\t\trx->broken = true;\n\t\treturn 0;\n", "\t\treturn 0;\n"),
+    Mutant("head: looks again when broken", "\tif (unlikely(rx->broken))\n\t\treturn 0;\n", ""),
+    Mutant("peek: though broken", "\tif (unlikely(rx->broken))\n\t\treturn -EPROTO;\n", ""),
+    Mutant("peek: any size", "if (unlikely(record->size > vmloop_ring_max_record(rx->size)))", "if (0)"),
+    Mutant("peek: not the largest", "record->size > vmloop_ring_max", "record->size >= vmloop_ring_max"),
+    Mutant("peek: over the end", "span > to_end || ", ""),
+    Mutant("peek: past the head", " || span > available", ""),
+    Mutant("peek: short padding", "span != to_end", "0"),
+    Mutant("peek: padding is a record", "record->type != VMLOOP_RECORD_PAD", "1"),
+    Mutant("peek: padding forever", "\t\tring_store_once(&rx->tail, rx->tail + span);\n\t}\n", "\t}\n"),
+    Mutant("peek: not latched", "broken:\n\trx->broken = true;\n", "broken:\n"),
+    Mutant("peek: payload at the header", "rx->data + offset + HEADER_SIZE;", "rx->data + offset;"),
+    Mutant(
+        "peek: size read twice",
+        "\trx->taken = span;\n",
+        "\trx->taken = span;\n\trecord->size = (u32)ring_load_once((const u64 *)(rx->data + offset));\n",
+    ),
+    Mutant("peek: broken is empty", "return rx->broken ? -EPROTO : 0;", "return 0;"),
+    Mutant("release: twice", "\trx->taken = 0;\n", ""),
+    Mutant(
+        "ready: broken is not ready", "return rx_available(rx) != 0 || rx->broken;", "return rx_available(rx) != 0;"
+    ),
+    # Order. An x86 reorders only a store with a later load, and does that
+    # before a full barrier stops it: `stress` sees the missing ones. It never
+    # reorders what acquire and release order, nor may the compiler here, but
+    # ThreadSanitizer knows that another machine would.
+    Mutant("barrier C of publish", f"{FULL}\t\t\t\t\t\t/* (C) */\n\treturn passed", f"{NONE}\n\treturn passed"),
+    Mutant(
+        "barrier C of sleep", f"{FULL}\t\t\t\t\t\t/* (C) */\n\treturn rx_available", f"{NONE}\n\treturn rx_available"
+    ),
+    Mutant("barrier D of wait_room", f"{FULL}\t\t\t\t\t\t/* (D) */\n\treturn tx_room", f"{NONE}\n\treturn tx_room"),
+    Mutant("barrier D of consume_publish", f"{FULL}\t\t\t\t\t\t/* (D) */\n\treturn passed", f"{NONE}\n\treturn passed"),
+    Mutant("release A of publish", "ring_store_release(&tx->ours->tx_head", "ring_store_once(&tx->ours->tx_head"),
+    Mutant(
+        "acquire A of rx_available", "ring_load_acquire(&rx->theirs->tx_head", "ring_load_once(&rx->theirs->tx_head"
+    ),
+    Mutant(
+        "release B of consume_publish", "ring_store_release(&rx->ours->rx_tail", "ring_store_once(&rx->ours->rx_tail"
+    ),
+    Mutant("acquire B of tx_room", "ring_load_acquire(&tx->theirs->rx_tail", "ring_load_once(&tx->theirs->rx_tail"),
+]
+
+
+def attempt(command: str, seconds: int) -> str:
+    """Nothing if the command succeeds, else what it said last.
+
+    What never ends is stopped after so many seconds of CPU: on a busy machine
+    the clock on the wall would kill mutants that live.
+    """
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -t {seconds}; exec setarch -R {command}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode == 0:
+        return ""
+    told = [line for line in done.stdout.splitlines() if re.match(r"# |fuzz: |SUMMARY|not ok", line)]
+    return told[0].lstrip("# ") if told else f"status {done.returncode}"
+
+
+def build(command: str) -> None:
+    """Build, or stop everything: a mutant that does not compile proves nothing."""
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"mutants: {command}\n{done.stderr}")
+
+
+def tests(ring: Path, out: Path) -> Iterator[tuple[str, str]]:
+    """Each test in turn, cheapest first, and how the ring fails it, if it does."""
+    build(f"gcc -O1 {INCLUDES} {HERE}/unit.c {ring} -o {out}/unit")
+    yield "unit", attempt(f"{out}/unit", 20)
+
+    sanitize = "-fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined"
+    build(f"clang -g -O1 {sanitize} -include {HERE}/fuzz_os.h {INCLUDES} {HERE}/fuzz.c {ring} -o {out}/fuzz")
+    flags = f"-timeout=120 -max_len=256 -artifact_prefix={out}/"
+    yield "corpus", attempt(f"{out}/fuzz {flags} -runs=0 {HERE}/corpus", 60)
+
+    build(f"gcc -O2 {INCLUDES} {HERE}/stress.c {ring} -o {out}/stress -lpthread")
+    for seed in SEEDS:
+        for size in ("--large --records 200000", "--records 1000000"):
+            command = f"{out}/stress --ring 4096 --bell flag {size} --seed {seed} --deadline 10"
+            yield "stress", attempt(command, 120)
+
+    build(f"clang -g -O1 -fsanitize=thread {INCLUDES} {HERE}/stress.c {ring} -o {out}/tsan -lpthread")
+    command = f"{out}/tsan --threads --ring 4096 --bell flag --records 50000"
+    yield "tsan", attempt("env TSAN_OPTIONS=halt_on_error=1 " + command, 60)
+
+    corpus = out / "corpus"
+    corpus.mkdir(exist_ok=True)
+    yield "fuzz", attempt(f"{out}/fuzz {flags} -max_total_time=20 {corpus} {HERE}/corpus", 60)
+
+
+def killed_by(ring: Path, out: Path, last: str = "") -> tuple[str, str]:
+    """The first test that the ring fails, and what that test said; or nothing."""
+    for name, said in tests(ring, out):
+        if said:
+            return name, said
+        if name == last:
+            break
+    return "", ""
+
+
+def main() -> int:
+    """Try all mutants."""
+    out = Path(sys.argv[1]).resolve() / "mutants"
+    out.mkdir(parents=True, exist_ok=True)
+    only = sys.argv[2] if len(sys.argv) > 2 else ""
+    source = SOURCE.read_text()
+    ring = out / "ring.c"
+    chosen = [m for m in MUTANTS if only in m.name]
+    failed = 0
+    by: dict[str, int] = {}
+
+    print(f"1..{len(chosen) + 1}", flush=True)
+    ring.write_text(source)
+    # Else whatever the tests say about a mutant means nothing.
+    killer, why = killed_by(ring, out)
+    failed += bool(killer)
+    print(f"{'not ok' if killer else 'ok'} 1 - the ring itself: {killer or 'survives'} {why}", flush=True)
+
+    for number, mutant in enumerate(chosen, 2):
+        if source.count(mutant.old) != 1:
+            print(f"# it would change {source.count(mutant.old)} places, not one: {mutant.old!r}")
+            print(f"not ok {number} - {mutant.name}: does not apply", flush=True)
+            failed += 1
+            continue
+        ring.write_text(source.replace(mutant.old, mutant.new))
+        # What cannot be seen is not looked for long.
+        killer, why = killed_by(ring, out, last="corpus" if mutant.equivalent else "")
+        by[killer] = by.get(killer, 0) + 1
+        good = bool(killer) != bool(mutant.equivalent)
+        failed += not good
+        said = f"killed by {killer} ({why})" if killer else "SURVIVES"
+        if mutant.equivalent:
+            said += f", known: {mutant.equivalent}"
+        print(f"{'ok' if good else 'not ok'} {number} - {mutant.name}: {said}", flush=True)
+    counts = ", ".join(f"{n} by {name}" if name else f"{n} by nothing" for name, n in by.items())
+    print(f"# killed: {counts}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
