@@ -66,7 +66,7 @@ check-dkms: ## Build the modules by DKMS, in a tree of its own
 
 .PHONY: demo
 demo: modules host ## Two guests talk, with vmloop and without
-	@./vmlab demo
+	@bench/demo/run
 
 .PHONY: bench-ring
 bench-ring: deps ## The ring between two cores, against memcpy
@@ -76,7 +76,7 @@ bench-ring: deps ## The ring between two cores, against memcpy
 
 .PHONY: clean
 clean: ## Remove what was built
-	rm -rf out/build out/modules out/bin out/ring out/test out/deb out/dkms out/layout
+	rm -rf out/build out/modules out/bin out/ring out/test out/deb out/deb-target out/dkms
 	rm -rf host/target
 
 .PHONY: distclean

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from layout import GOLDEN, HEADER, TOP, LayoutError, check_no_holes, compiled_layout
+from tests.layout.layout import GOLDEN, HEADER, TOP, LayoutError, check_no_holes, compiled_layout
 
 PROTOCOL = TOP / "docs/protocol.md"
 RUST = "cargo run -q -p vmloop-abi --bin layout"

@@ -6,10 +6,10 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import rules
-from rules import RULES, TOP, Rule, tracked_files
+from tests.style import rules
+from tests.style.rules import RULES, TOP, Rule, tracked_files
 
 
 def texts() -> dict[PurePosixPath, str]:
