@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 use vmloop_abi::control::{Broken, ControlRegion, GuestSide};
 use vmloop_abi::memory::CONTROL_SIZE;
 use vmloop_abi::message::{AgentMessage, DirectoryEntry, GuestMessage};
@@ -299,7 +299,7 @@ impl Task {
             }
         });
         if !machine.kvm {
-            info!(guest = name, "runs without KVM: slow, but fine");
+            warn!(guest = name, "runs without KVM: slow, but all the same otherwise");
         }
         let gone = pidfd(machine.pid);
 
