@@ -32,7 +32,7 @@ host: deps ## Build vmloopd (the agent) and vmloop (the command) into out/bin
 
 .PHONY: debug-kernel
 debug-kernel: deps ## Build a kernel with KASAN, lockdep and kmemleak for the lab
-	@./vmlab kernel build debug
+	@./vmlab build-kernel debug
 
 .PHONY: deb
 deb: ## Build Debian packages into out/deb
