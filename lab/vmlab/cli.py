@@ -67,7 +67,7 @@ def up_kvm(guests: int, kernel: str, host_kernel: str, machine: str, mtu: int, m
 @NAME
 @click.argument("machine")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def exec(tty: bool, cwd: str | None, env: tuple[str, ...], name: str, machine: str, command: tuple[str, ...]) -> None:  # noqa: A001
+def exec(tty: bool, cwd: str | None, env: tuple[str, ...], name: str, machine: str, command: tuple[str, ...]) -> None:
     """Run COMMAND in a MACHINE (host, g1, ...), as if it ran here."""
     # Not by way of Lab: start-up time is most of what a short command takes.
     from .process import Stream, environment, interact
@@ -152,7 +152,14 @@ def status(name: str, as_json: bool) -> None:
         state = "up" if guest["running"] else f"ended ({guest['exit_status']})"
         bridge = guest["bridge"] + (f" vlan {guest['vlan']}" if guest["vlan"] else "")
         table.add_row(
-            guest["name"], state, guest["kernel"], guest["machine"], guest["ip"], guest["mac"], bridge, str(guest["mtu"])
+            guest["name"],
+            state,
+            guest["kernel"],
+            guest["machine"],
+            guest["ip"],
+            guest["mac"],
+            bridge,
+            str(guest["mtu"]),
         )
     Console().print(table)
 
@@ -175,3 +182,12 @@ def ls() -> None:
         lab = Lab(path.parent.name)
         state = lab.state
         print(f"{lab.name}\t{'up' if lab.running else 'dead'}\t{' '.join(['host', *state.get('guests', {})])}")
+
+
+@main.command("build-kernel")
+@click.argument("kind", type=click.Choice(["debug"]))
+def build_kernel(kind: str) -> None:
+    """Build the kernel of --kernel debug (takes long, once)."""
+    from .build_kernel import BUILD, build
+
+    print(f"{kind} kernel {build().release} is ready; build modules for it with KDIR={BUILD}")

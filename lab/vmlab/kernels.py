@@ -217,11 +217,11 @@ def module_files(kernel: Kernel, names: tuple[str, ...]) -> list[Path]:
     by_name = {Path(path).name.split(".")[0].replace("-", "_"): path for path in depends}
     order: list[str] = []
     for name in names:
-        path = by_name.get(name.replace("-", "_"))
-        if path is None:
+        found = by_name.get(name.replace("-", "_"))
+        if found is None:
             continue
         # modules.dep lists the nearest dependency first.
-        for one in [*reversed(depends[path]), path]:
+        for one in [*reversed(depends[found]), found]:
             if one not in order:
                 order.append(one)
     return [tree / path for path in order]
@@ -248,10 +248,10 @@ def build_initramfs(kernel: Kernel) -> Path:
     if not busybox:
         raise VmlabError("busybox is missing: install busybox-static")
     agent = _agent()
-    digest = hashlib.sha256(kernel.release.encode())
+    content = hashlib.sha256(kernel.release.encode())
     for path in (init, agent, Path(busybox), *modules):
-        digest.update(path.read_bytes())
-    archive = CACHE / "initramfs" / f"{kernel.release}-{digest.hexdigest()[:12]}.cpio"
+        content.update(path.read_bytes())
+    archive = CACHE / "initramfs" / f"{kernel.release}-{content.hexdigest()[:12]}.cpio"
     with cache_lock("initramfs"):
         if archive.exists():
             return archive
@@ -271,7 +271,10 @@ def build_initramfs(kernel: Kernel) -> Path:
         with open(fresh, "wb") as out:
             subprocess.run(
                 ["cpio", "--quiet", "-o", "-H", "newc", "-R", "0:0"],
-                input=names.encode() + b"\n", stdout=out, cwd=root, check=True,
+                input=names.encode() + b"\n",
+                stdout=out,
+                cwd=root,
+                check=True,
             )
         shutil.rmtree(root)
         fresh.rename(archive)

@@ -143,7 +143,9 @@ class Lab:
     def __enter__(self) -> "Lab":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.down()
 
     @property
@@ -257,7 +259,9 @@ class Lab:
 
     # State
 
-    def _boot_host(self, kernel: kernels.Kernel, memory: int, accelerator: str, defaults: dict[str, Any], bound: bool) -> None:
+    def _boot_host(
+        self, kernel: kernels.Kernel, memory: int, accelerator: str, defaults: dict[str, Any], bound: bool
+    ) -> None:
         host_dir = self.directory / "host"
         host_dir.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.run_dir, ignore_errors=True)
@@ -271,7 +275,8 @@ class Lab:
         command = qemu.outer_command(
             self.name, kernel.image, initramfs, modules, self.directory, self.run_dir, memory, accelerator
         )
-        (self.directory / "switch.json").write_text(json.dumps({"command": command, "run_dir": str(self.run_dir)}, indent=1))
+        config = {"command": command, "run_dir": str(self.run_dir)}
+        (self.directory / "switch.json").write_text(json.dumps(config, indent=1))
         environ = dict(os.environ, PYTHONPATH=str(paths.LAB_SOURCE))
         if bound:
             environ["VMLAB_PDEATHSIG"] = str(os.getpid())

@@ -33,13 +33,9 @@ class Machine:
         """A new connection to this machine's agent."""
         return Stream(self.lab.switch_socket, self.name)
 
-    def popen(
-        self, command: str | list[str], *, cwd: str | None = None, env: dict[str, str] | None = None
-    ) -> Process:
+    def popen(self, command: str | list[str], *, cwd: str | None = None, env: dict[str, str] | None = None) -> Process:
         """Start a command (a string is run by sh) and return it running."""
-        return Process(
-            self.stream(), shell_argv(command), cwd or str(paths.REPO), environment(self.name, env)
-        )
+        return Process(self.stream(), shell_argv(command), cwd or str(paths.REPO), environment(self.name, env))
 
     def run(
         self,
@@ -85,7 +81,8 @@ class Machine:
         """Find out whose fault a silence is: raises LabFailed or GuestFailed."""
         host = self.lab.host
         if not host.answers():
-            raise LabFailed(f"the host of lab {self.lab.name} does not answer: see {self.lab.directory}/host/console.log")
+            console = self.lab.directory / "host" / "console.log"
+            raise LabFailed(f"the host of lab {self.lab.name} does not answer: see {console}")
         if self is not host and not self.answers():
             raise GuestFailed(f"{self.name} does not answer: see {self.lab.directory}/{self.name}/console.log")
 
@@ -180,8 +177,9 @@ if [ "${{1-}}" = run ]; then
         --inh-caps=+dac_read_search --ambient-caps=+dac_read_search \\
         sh -c 'echo $$ >qemu.pid; exec "$@"' sh \\
         {shlex.join(command)} >{inside}/qemu.log 2>&1
-    echo $? >{inside}/status
+    echo $? >{inside}/status.new
     ip link del {spec.tap}
+    mv {inside}/status.new {inside}/status
     exit
 fi
 ip link del {spec.tap} 2>/dev/null
@@ -221,7 +219,8 @@ done
         except CommandFailed as error:
             self.lab.host.check_alive()
             tail = "\n".join(self.console_text().splitlines()[-5:])
-            raise GuestFailed(f"{self.name} did not boot within {timeout:.0f} s; its console ends with:\n{tail}") from error
+            why = f"{self.name} did not boot within {timeout:.0f} s"
+            raise GuestFailed(f"{why}; its console ends with:\n{tail}") from error
 
     def stage_modules(self, kernel: kernels.Kernel | None = None) -> Path:
         """Put the newest modules of the outside where the guest sees them.
@@ -235,7 +234,8 @@ done
     @property
     def pid(self) -> int | None:
         """Pid of its QEMU inside the host, or None when it does not run."""
-        script = f"p=$(cat {self.spec.directory}/qemu.pid) && [ -e /proc/$p/exe ] && grep -q qemu /proc/$p/comm && echo $p"
+        file = f"{self.spec.directory}/qemu.pid"
+        script = f"p=$(cat {file}) && [ -e /proc/$p/exe ] && grep -q qemu /proc/$p/comm && echo $p"
         found = self.lab.host.run(script, check=False).out.strip()
         return int(found) if found else None
 

@@ -55,9 +55,7 @@ def number(value: int) -> bytes:
     return struct.pack("<I", value)
 
 
-def pack_open(
-    argv: list[str], cwd: str, env: dict[str, str], flags: int = 0, credit: int = WINDOW
-) -> bytes:
+def pack_open(argv: list[str], cwd: str, env: dict[str, str], flags: int = 0, credit: int = WINDOW) -> bytes:
     """The payload of an OPEN frame. Raises ValueError when it is too long."""
     strings = [cwd, *argv, *(f"{key}={value}" for key, value in env.items())]
     payload = struct.pack("<IIII", flags, credit, len(argv), len(env))

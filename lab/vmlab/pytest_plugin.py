@@ -86,9 +86,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("vmlab")
     group.addoption("--lab", metavar="NAME", help="use the running lab NAME, whatever the tests ask for")
     for name, default in OPTIONS.items():
-        group.addoption(
-            f"--lab-{name}", default=default, type=type(default), help=f"{name} of tests that do not say"
-        )
+        group.addoption(f"--lab-{name}", default=default, type=type(default), help=f"{name} of tests that do not say")
 
 
 POOL = pytest.StashKey[LabPool]()

@@ -88,8 +88,14 @@ def append_line(settings: dict[str, object], extra: str) -> str:
 
 
 def outer_command(
-    name: str, kernel: Path, initramfs: Path, modules: Path, lab_dir: Path, run_dir: Path,
-    memory: int, accel: str,
+    name: str,
+    kernel: Path,
+    initramfs: Path,
+    modules: Path,
+    lab_dir: Path,
+    run_dir: Path,
+    memory: int,
+    accel: str,
 ) -> list[str]:
     """The outer machine: a host in which KVM and vhost-net work."""
     if accel == "kvm":
