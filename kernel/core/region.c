@@ -145,7 +145,7 @@ int vmloop_region_rx(struct vmloop_region *region, unsigned int lane, u32 kind,
 
 	if (READ_ONCE(theirs->kind) != kind)
 		return -ENOENT;
-	if (!IS_ALIGNED(offset, VMLOOP_RECORD_ALIGN) ||
+	if (!IS_ALIGNED(offset, VMLOOP_SHM_PAGE) ||
 	    offset > region->rx_size || size > region->rx_size - offset)
 		return -EPROTO;
 	/* The ring itself refuses sizes that are no power of two. */
