@@ -14,6 +14,7 @@ from pathlib import Path
 from . import kernels
 from .errors import VmlabError
 from .paths import CACHE
+from .qemu import PROGRAM
 
 PROBE_SECONDS = 20.0
 CHOICES = ("auto", "tcg", "kvm")
@@ -38,7 +39,7 @@ def choose(wanted: str) -> str:
 
 def probe() -> bool:
     """Boot something tiny under KVM; the answer is remembered per kernel and QEMU."""
-    version = subprocess.run(["qemu-system-x86_64", "--version"], capture_output=True, text=True, check=False)
+    version = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=False)
     identity = f"{platform.release()} {version.stdout.splitlines()[:1]}"
     cache = CACHE / "kvm-probe.json"
     if cache.exists():
@@ -57,15 +58,20 @@ def _boots() -> bool:
     # rdinit is a program that ends at once: the panic, and with -no-reboot the
     # end of QEMU, proves that a kernel ran from its start to user space.
     command = [
-        "qemu-system-x86_64", "-accel", "kvm", "-cpu", "host", "-m", "256", "-nodefaults",
+        PROGRAM, "-accel", "kvm", "-cpu", "host", "-m", "256", "-nodefaults",
         "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
         "-kernel", str(kernel.image), "-initrd", str(initramfs),
         "-append", "console=ttyS0 panic=-1 rdinit=/bin/busybox",
     ]  # fmt: skip
+    return prints(command, b"Attempted to kill init", PROBE_SECONDS)
+
+
+def prints(command: list[str], text: bytes, seconds: float) -> bool:
+    """Whether a command prints ``text`` and ends in time; it is killed if not."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
-        out, _ = process.communicate(timeout=PROBE_SECONDS)
-        return b"Attempted to kill init" in out
+        out, _ = process.communicate(timeout=seconds)
+        return text in out
     except subprocess.TimeoutExpired:
         process.kill()
         try:

@@ -4,6 +4,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -40,11 +41,11 @@ def up() -> None:
 @click.option("--machine", default="pc", show_default=True, help="Guests' machine: pc or q35.")
 @click.option("--mtu", default=1500, show_default=True, help="MTU of bridge, taps and guests.")
 @click.option("--memory", default=4096, show_default=True, metavar="MIB", help="Of the outer machine.")
-@click.option("--guest-memory", default=512, show_default=True, metavar="MIB", help="Of each guest.")
+@click.option("--guest-memory", type=int, metavar="MIB", help="Of each guest  [default: 512, debug kernel 1024]")
 @click.option("--modules", metavar="DIR", help="*.ko for the guests  [default: out/modules/RELEASE]")
 @click.option("--accel", default="auto", show_default=True, help="Of the outer machine: auto, tcg or kvm.")
 @NAME
-def up_kvm(guests: int, kernel: str, host_kernel: str, machine: str, mtu: int, memory: int, guest_memory: int,
+def up_kvm(guests: int, kernel: str, host_kernel: str, machine: str, mtu: int, memory: int, guest_memory: int | None,
            modules: str | None, accel: str, name: str) -> None:  # fmt: skip
     """Boot a KVM host and its guests."""
     from rich.console import Console
@@ -162,6 +163,50 @@ def status(name: str, as_json: bool) -> None:
             str(guest["mtu"]),
         )
     Console().print(table)
+
+
+@main.command()
+@NAME
+@click.option("--kernel", help="6.1, 6.12 or debug.")
+@click.option("--machine", help="pc or q35.")
+@click.option("--memory", type=int, metavar="MIB")
+@click.option("--cpus", type=int)
+@click.option("--mtu", type=int)
+@click.option("--bridge", help="In the host, made if it does not exist  [default: br0]")
+@click.option("--vlan", type=int, help="Of its port of the bridge.")
+@click.option("--subnet", type=int, metavar="N", help="10.77.N.0/24, with the host as its router  [default: 0]")
+@click.option("--root-ports", type=int, help="Hotplug ports of a q35 machine  [default: 8]")
+@click.option("--qemu-arg", "extra_args", multiple=True, metavar="WORD", help="One more word for its QEMU.")
+@click.option("--append", "extra_append", metavar="WORDS", help="For its kernel's command line.")
+@click.argument("guest", required=False)
+def add(name: str, guest: str | None, **options: Any) -> None:
+    """Boot one more GUEST; what is left out is as in the lab's other guests."""
+    from .lab import Lab
+
+    given = {
+        key: list(value) if key == "extra_args" else value for key, value in options.items() if value not in (None, ())
+    }
+    print(Lab.open(name).add_guest(guest, **given).name)
+
+
+@main.command()
+@NAME
+@click.argument("guest")
+def start(name: str, guest: str) -> None:
+    """Start a GUEST that has ended."""
+    from .lab import Lab
+
+    Lab.open(name).guest(guest).start()
+
+
+@main.command()
+@NAME
+@click.argument("guest")
+def kill(name: str, guest: str) -> None:
+    """Kill a GUEST's QEMU."""
+    from .lab import Lab
+
+    Lab.open(name).guest(guest).kill()
 
 
 @main.command()

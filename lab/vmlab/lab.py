@@ -23,7 +23,6 @@ from .machine import Guest, Host
 from .qemu import GuestSpec
 
 HOST_BOOT_SECONDS = 90.0
-GUEST_BOOT_SECONDS = 120.0
 
 
 def start_time(pid: int) -> int | None:
@@ -70,7 +69,7 @@ class Lab:
         machine: str = "pc",
         mtu: int = 1500,
         memory: int = 4096,
-        guest_memory: int = 512,
+        guest_memory: int | None = None,
         append: str = "",
         modules: str | Path | None = None,
         accelerator: str = "auto",
@@ -95,6 +94,8 @@ class Lab:
                 if not Path(modules).is_dir():
                     raise VmlabError(f"--modules {modules}: no such directory")
                 defaults["modules"] = str(Path(modules).resolve())
+            if guest_memory is None:
+                del defaults["memory"]  # what the guest's kernel needs
             kernels.find_kernel(kernel)
             lab._boot_host(outer, memory, accel.choose(accelerator), defaults, bound)
         try:

@@ -146,8 +146,6 @@ class Guest(Machine):
 
     def start(self, wait: bool = True) -> None:
         """Start its QEMU, and wait until the guest answers."""
-        from .lab import GUEST_BOOT_SECONDS
-
         if self.running:
             raise VmlabError(f"{self.name} runs already")
         spec = self.spec
@@ -209,10 +207,11 @@ done
         except CommandFailed as error:
             raise GuestFailed(f"{self.name}: its QEMU did not start: {error}") from error
         if wait:
-            self.wait_booted(GUEST_BOOT_SECONDS)
+            self.wait_booted()
 
-    def wait_booted(self, timeout: float = 120) -> None:
+    def wait_booted(self, timeout: float | None = None) -> None:
         """Wait until the guest's agent answers. Raises GuestFailed when it does not."""
+        timeout = timeout or self.spec.boot_seconds
         try:
             with self.popen(["true"]) as process:
                 process.wait(timeout)

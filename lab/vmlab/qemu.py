@@ -35,7 +35,8 @@ class GuestSpec:
     index: int
     kernel: str = "6.1"
     machine: str = "pc"
-    memory: int = 512
+    memory: int = 0
+    """0 stands for what the kernel needs: the debug kernel's checks take memory."""
     cpus: int = 1
     mtu: int = 1500
     bridge: str = "br0"
@@ -46,6 +47,16 @@ class GuestSpec:
     """Hotplug ports of a q35 machine, rp1 and up."""
     extra_args: list[str] = field(default_factory=list)
     extra_append: str = ""
+
+    def __post_init__(self) -> None:
+        """Fill in what depends on the kernel."""
+        if not self.memory:
+            self.memory = 1024 if self.kernel == "debug" else 512
+
+    @property
+    def boot_seconds(self) -> float:
+        """How long its boot may take, on a busy outside too."""
+        return 400 if self.kernel == "debug" else 150
 
     @property
     def mac(self) -> str:

@@ -4,10 +4,12 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
-from vmlab import CommandFailed, CommandTimeout, ConsoleFailed, GuestFailed, Lab, paths
+from vmlab import CommandFailed, CommandTimeout, ConsoleFailed, GuestFailed, Lab, LabFailed, paths
+from vmlab.lab import start_time
 
 pytestmark = pytest.mark.lab(guests=2)
 
@@ -185,3 +187,35 @@ def test_lab_can_be_found(lab):
     assert lab.name in outside("ls").stdout.decode()
     assert Lab.open(lab.name).guest("g2").ip == "10.77.0.12"
     assert b'"running": true' in outside("status", "--name", lab.name, "--json").stdout
+
+
+@pytest.mark.lab(guests=0)
+def test_the_hosts_panic_is_the_labs_failure():
+    with Lab.up(f"panic-{os.getpid()}", guests=0, bound=True) as stage:
+        with pytest.raises(LabFailed):
+            stage.host.run("echo c >/proc/sysrq-trigger; sleep 60", timeout=60)
+        assert "Kernel panic" in stage.host.console_text()
+
+
+@pytest.mark.lab(guests=0)
+def test_a_bound_lab_ends_with_its_process():
+    name = f"bound-{os.getpid()}"
+    script = (
+        f"from vmlab import Lab; lab = Lab.up({name!r}, bound=True); print(lab.state['qemu'][0], flush=True); input()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=dict(os.environ, PYTHONPATH=str(paths.LAB_SOURCE)),
+    )
+    assert child.stdout
+    qemu = int(child.stdout.readline())
+    assert start_time(qemu) is not None
+    child.kill()
+    child.wait()
+    deadline = time.monotonic() + 10
+    while start_time(qemu) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    Lab(name).down()

@@ -166,3 +166,29 @@ def test_unknown_choices():
 
 def test_bzimage_that_is_none():
     assert kernels.extract_vmlinux(b"\0" * 4096) is None
+
+
+def test_a_probe_that_hangs_is_killed(tmp_path):
+    pid_file = tmp_path / "pid"
+    script = f"echo $$ >{pid_file}; echo text; exec sleep 1000"
+    assert not accel.prints(["sh", "-c", script], b"text", 0.5)
+    assert start_time(int(pid_file.read_text())) is None
+    assert accel.prints(["echo", "some text"], b"text", 5)
+    assert not accel.prints(["echo", "nothing"], b"text", 5)
+
+
+@pytest.mark.parametrize(
+    ("nested", "boots", "expected"), [(False, True, "tcg"), (True, False, "tcg"), (True, True, "kvm")]
+)
+def test_kvm_is_used_only_if_all_of_it_works(monkeypatch, nested, boots, expected):
+    monkeypatch.setattr(accel, "nested", lambda: nested)
+    monkeypatch.setattr(accel, "probe", lambda: boots)
+    monkeypatch.setattr(accel.Path, "exists", lambda self: True)
+    assert accel.choose("auto") == expected
+    assert accel.choose("tcg") == "tcg"
+
+
+def test_the_debug_kernel_gets_more():
+    assert GuestSpec("g1", 1, kernel="debug").memory == 1024
+    assert GuestSpec("g1", 1).memory == 512
+    assert GuestSpec("g1", 1, memory=300).memory == 300
