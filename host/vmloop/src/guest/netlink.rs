@@ -85,6 +85,11 @@ impl ParseableParametrized<[u8], GenlHeader> for Message {
     }
 }
 
+/// Which attribute it is, without the flags "nested" and "network order".
+fn kind(attribute: &DefaultNla) -> u16 {
+    attribute.kind() & 0x3fff
+}
+
 fn attributes(buffer: &[u8]) -> Result<Vec<DefaultNla>, DecodeError> {
     NlasIterator::new(buffer).map(|nla| DefaultNla::parse(&nla?)).collect()
 }
@@ -201,7 +206,7 @@ impl Status {
         let mut status = Self::default();
         let (mut major, mut minor) = (0, 0);
         for attribute in &message.attributes {
-            match attribute.kind() {
+            match kind(attribute) {
                 1 => status.version = text(attribute),
                 2 => major = number(attribute),
                 3 => minor = number(attribute),
@@ -225,7 +230,7 @@ impl Peer {
     fn from(message: &Message) -> Result<Self, DecodeError> {
         let mut peer = Self::default();
         for attribute in &message.attributes {
-            match attribute.kind() {
+            match kind(attribute) {
                 PEER_ID => peer.id = hex(number(attribute)),
                 2 => peer.epoch = hex(number(attribute)),
                 3 => peer.name = text(attribute),
@@ -237,7 +242,7 @@ impl Peer {
                 9 => peer.interfaces.push(Interface::from(&attributes(&value(attribute))?)),
                 10 => {
                     for counter in attributes(&value(attribute))? {
-                        let index = usize::from(counter.kind()).wrapping_sub(1);
+                        let index = usize::from(kind(&counter)).wrapping_sub(1);
                         if let Some(name) = COUNTERS.get(index) {
                             peer.stats.insert(name, number(&counter));
                         }
@@ -254,7 +259,7 @@ impl Interface {
     fn from(attributes: &[DefaultNla]) -> Self {
         let mut interface = Self::default();
         for attribute in attributes {
-            match attribute.kind() {
+            match kind(attribute) {
                 1 => interface.local_mac = mac(&value(attribute)),
                 2 => interface.mac = mac(&value(attribute)),
                 3 => interface.tagged = number(attribute) & 1 != 0,
@@ -456,7 +461,8 @@ mod tests {
     fn nested(kind: u16, attributes: &[DefaultNla]) -> DefaultNla {
         let mut bytes = vec![0; attributes.buffer_len()];
         attributes.emit(&mut bytes);
-        DefaultNla::new(kind, bytes)
+        // As nla_nest_start() marks it.
+        DefaultNla::new(kind | 0x8000, bytes)
     }
 
     #[test]
