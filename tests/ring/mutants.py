@@ -13,7 +13,6 @@ killed after all is a mistake too. Output is TAP.
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +30,8 @@ class Mutant:
     name: str
     old: str
     new: str
+    noticed_by: str = "unit"
+    """The test that should notice. It is tried first; any other will do."""
     equivalent: str = ""
     """Why nothing can notice, if so."""
 
@@ -121,7 +122,7 @@ MUTANTS = [
     Mutant("tail: unaligned", "tail % VMLOOP_RECORD_ALIGN)) {\n\t\ttx", "0)) {\n\t\ttx"),
     Mutant("tail: not remembered", "\ttx->tail = tail;\n", ""),
     Mutant("tail: not latched", "\t\ttx->broken = true;\n", ""),
-    Mutant("tail: looks again when broken", "\tif (unlikely(tx->broken))\n\t\treturn 0;\n", ""),
+    Mutant("tail: looks again when broken", "\tif (unlikely(tx->broken))\n\t\treturn 0;\n", "", "fuzz"),
     Mutant("reserve: though broken", "\tif (unlikely(tx->broken))\n\t\treturn -EPROTO;\n", ""),
     Mutant(
         "reserve: any size",
@@ -150,7 +151,7 @@ MUTANTS = [
     Mutant("head: unaligned", "head % VMLOOP_RECORD_ALIGN)) {\n\t\trx", "0)) {\n\t\trx"),
     Mutant("head: not remembered", "\trx->head = head;\n", ""),
     Mutant("head: not latched", "\t\trx->broken = true;\n\t\treturn 0;\n", "\t\treturn 0;\n"),
-    Mutant("head: looks again when broken", "\tif (unlikely(rx->broken))\n\t\treturn 0;\n", ""),
+    Mutant("head: looks again when broken", "\tif (unlikely(rx->broken))\n\t\treturn 0;\n", "", "fuzz"),
     Mutant("peek: though broken", "\tif (unlikely(rx->broken))\n\t\treturn -EPROTO;\n", ""),
     Mutant("peek: any size", "if (unlikely(record->size > vmloop_ring_max_record(rx->size)))", "if (0)"),
     Mutant("peek: not the largest", "record->size > vmloop_ring_max", "record->size >= vmloop_ring_max"),
@@ -165,6 +166,7 @@ MUTANTS = [
         "peek: size read twice",
         "\trx->taken = span;\n",
         "\trx->taken = span;\n\trecord->size = (u32)ring_load_once((const u64 *)(rx->data + offset));\n",
+        "fuzz",
     ),
     Mutant("peek: broken is empty", "return rx->broken ? -EPROTO : 0;", "return 0;"),
     Mutant("release: twice", "\trx->taken = 0;\n", ""),
@@ -175,20 +177,45 @@ MUTANTS = [
     # before a full barrier stops it: `stress` sees the missing ones. It never
     # reorders what acquire and release order, nor may the compiler here, but
     # ThreadSanitizer knows that another machine would.
-    Mutant("barrier C of publish", f"{FULL}\t\t\t\t\t\t/* (C) */\n\treturn passed", f"{NONE}\n\treturn passed"),
     Mutant(
-        "barrier C of sleep", f"{FULL}\t\t\t\t\t\t/* (C) */\n\treturn rx_available", f"{NONE}\n\treturn rx_available"
-    ),
-    Mutant("barrier D of wait_room", f"{FULL}\t\t\t\t\t\t/* (D) */\n\treturn tx_room", f"{NONE}\n\treturn tx_room"),
-    Mutant("barrier D of consume_publish", f"{FULL}\t\t\t\t\t\t/* (D) */\n\treturn passed", f"{NONE}\n\treturn passed"),
-    Mutant("release A of publish", "ring_store_release(&tx->ours->tx_head", "ring_store_once(&tx->ours->tx_head"),
-    Mutant(
-        "acquire A of rx_available", "ring_load_acquire(&rx->theirs->tx_head", "ring_load_once(&rx->theirs->tx_head"
+        "barrier C of publish", f"{FULL}\t\t\t\t\t\t/* (C) */\n\treturn passed", f"{NONE}\n\treturn passed", "stress"
     ),
     Mutant(
-        "release B of consume_publish", "ring_store_release(&rx->ours->rx_tail", "ring_store_once(&rx->ours->rx_tail"
+        "barrier C of sleep",
+        f"{FULL}\t\t\t\t\t\t/* (C) */\n\treturn rx_available",
+        f"{NONE}\n\treturn rx_available",
+        "stress",
     ),
-    Mutant("acquire B of tx_room", "ring_load_acquire(&tx->theirs->rx_tail", "ring_load_once(&tx->theirs->rx_tail"),
+    Mutant(
+        "barrier D of wait_room",
+        f"{FULL}\t\t\t\t\t\t/* (D) */\n\treturn tx_room",
+        f"{NONE}\n\treturn tx_room",
+        "stress",
+    ),
+    Mutant(
+        "barrier D of consume_publish",
+        f"{FULL}\t\t\t\t\t\t/* (D) */\n\treturn passed",
+        f"{NONE}\n\treturn passed",
+        "stress",
+    ),
+    Mutant(
+        "release A of publish", "ring_store_release(&tx->ours->tx_head", "ring_store_once(&tx->ours->tx_head", "tsan"
+    ),
+    Mutant(
+        "acquire A of rx_available",
+        "ring_load_acquire(&rx->theirs->tx_head",
+        "ring_load_once(&rx->theirs->tx_head",
+        "tsan",
+    ),
+    Mutant(
+        "release B of consume_publish",
+        "ring_store_release(&rx->ours->rx_tail",
+        "ring_store_once(&rx->ours->rx_tail",
+        "tsan",
+    ),
+    Mutant(
+        "acquire B of tx_room", "ring_load_acquire(&tx->theirs->rx_tail", "ring_load_once(&tx->theirs->rx_tail", "tsan"
+    ),
 ]
 
 
@@ -219,39 +246,57 @@ def build(command: str) -> None:
         sys.exit(f"mutants: {command}\n{done.stderr}")
 
 
-def tests(ring: Path, out: Path) -> Iterator[tuple[str, str]]:
-    """Each test in turn, cheapest first, and how the ring fails it, if it does."""
+def unit(ring: Path, out: Path) -> str:
+    """The unit tests."""
     build(f"gcc -O1 {INCLUDES} {HERE}/unit.c {ring} -o {out}/unit")
-    yield "unit", attempt(f"{out}/unit", 20)
+    return attempt(f"{out}/unit", 20)
 
+
+def fuzz(ring: Path, out: Path) -> str:
+    """The fuzzer: first what it knows, then for a while what it finds."""
     sanitize = "-fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined"
     build(f"clang -g -O1 {sanitize} -include {HERE}/fuzz_os.h {INCLUDES} {HERE}/fuzz.c {ring} -o {out}/fuzz")
     flags = f"-timeout=120 -max_len=256 -artifact_prefix={out}/"
-    yield "corpus", attempt(f"{out}/fuzz {flags} -runs=0 {HERE}/corpus", 60)
+    corpus = out / "corpus"
+    corpus.mkdir(exist_ok=True)
+    said = attempt(f"{out}/fuzz {flags} -runs=0 {HERE}/corpus", 60)
+    return said or attempt(f"{out}/fuzz {flags} -max_total_time=20 {corpus} {HERE}/corpus", 60)
 
+
+def stress(ring: Path, out: Path) -> str:
+    """Two processes as close together as it gets."""
     build(f"gcc -O2 {INCLUDES} {HERE}/stress.c {ring} -o {out}/stress -lpthread")
     for seed in SEEDS:
         for size in ("--large --records 200000", "--records 1000000"):
-            command = f"{out}/stress --ring 4096 --bell flag {size} --seed {seed} --deadline 10"
-            yield "stress", attempt(command, 120)
+            if said := attempt(f"{out}/stress --ring 4096 --bell flag {size} --seed {seed} --deadline 10", 120):
+                return said
+    return ""
 
+
+def tsan(ring: Path, out: Path) -> str:
+    """Two threads under ThreadSanitizer."""
     build(f"clang -g -O1 -fsanitize=thread {INCLUDES} {HERE}/stress.c {ring} -o {out}/tsan -lpthread")
     command = f"{out}/tsan --threads --ring 4096 --bell flag --records 50000"
-    yield "tsan", attempt("env TSAN_OPTIONS=halt_on_error=1 " + command, 60)
-
-    corpus = out / "corpus"
-    corpus.mkdir(exist_ok=True)
-    yield "fuzz", attempt(f"{out}/fuzz {flags} -max_total_time=20 {corpus} {HERE}/corpus", 60)
+    return attempt("env TSAN_OPTIONS=halt_on_error=1 " + command, 60)
 
 
-def killed_by(ring: Path, out: Path, last: str = "") -> tuple[str, str]:
+TESTS = {"unit": unit, "tsan": tsan, "fuzz": fuzz, "stress": stress}
+
+
+def killed_by(ring: Path, out: Path, names: list[str]) -> tuple[str, str]:
     """The first test that the ring fails, and what that test said; or nothing."""
-    for name, said in tests(ring, out):
-        if said:
+    for name in names:
+        if said := TESTS[name](ring, out):
             return name, said
-        if name == last:
-            break
     return "", ""
+
+
+def order(mutant: Mutant) -> list[str]:
+    """Which tests to try: first the one that should notice, then all others."""
+    if mutant.equivalent:
+        # What cannot be seen is not looked for long.
+        return ["unit"]
+    return [mutant.noticed_by, *(name for name in TESTS if name != mutant.noticed_by)]
 
 
 def main() -> int:
@@ -268,7 +313,7 @@ def main() -> int:
     print(f"1..{len(chosen) + 1}", flush=True)
     ring.write_text(source)
     # Else whatever the tests say about a mutant means nothing.
-    killer, why = killed_by(ring, out)
+    killer, why = killed_by(ring, out, list(TESTS))
     failed += bool(killer)
     print(f"{'not ok' if killer else 'ok'} 1 - the ring itself: {killer or 'survives'} {why}", flush=True)
 
@@ -279,8 +324,7 @@ def main() -> int:
             failed += 1
             continue
         ring.write_text(source.replace(mutant.old, mutant.new))
-        # What cannot be seen is not looked for long.
-        killer, why = killed_by(ring, out, last="corpus" if mutant.equivalent else "")
+        killer, why = killed_by(ring, out, order(mutant))
         by[killer] = by.get(killer, 0) + 1
         good = bool(killer) != bool(mutant.equivalent)
         failed += not good
