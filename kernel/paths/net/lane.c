@@ -23,7 +23,6 @@ static int poll(struct napi_struct *napi, int budget)
 		napi_complete_done(napi, 0);
 		return 0;
 	}
-	net_watch_woken(net);
 
 	if (unlikely(vmloop_lane_stalled(lane)))
 		net_tx_flush(net);
@@ -31,16 +30,15 @@ static int poll(struct napi_struct *napi, int budget)
 		net_tx_waiting(net);
 
 	work = net_rx(net, budget);
+	if (work)
+		net_watch_woken(net);
 	if (work == budget && budget)
 		return budget;
 
-	if (napi_complete_done(napi, work)) {
-		/* Only now: what comes after this wakes us again. */
-		if (!vmloop_ring_sleep(&lane->rx) && !lane->rx.broken)
-			napi_schedule(napi);
-		else if (work)
-			net_watch_idle(net);
-	}
+	/* Only when that is done: what comes after it wakes us again. */
+	if (napi_complete_done(napi, work) && !net_watch_idle(net, work) &&
+	    !vmloop_ring_sleep(&lane->rx) && !lane->rx.broken)
+		napi_schedule(napi);
 	return work;
 }
 
@@ -93,6 +91,7 @@ static void lane_up(struct vmloop_lane *lane)
 	struct net_lane *net = lane->priv;
 
 	WRITE_ONCE(net->up, true);
+	net_ring(net);	/* once for nothing: to know what it costs */
 	/* The peer may have begun to produce before we could look. */
 	local_bh_disable();
 	napi_schedule(&net->napi);
@@ -113,7 +112,6 @@ static void lane_close(struct vmloop_lane *lane)
 {
 	struct net_lane *net = lane->priv;
 
-	net_watch_stop(net);
 	napi_disable(&net->napi);	/* waits for poll() to be idle */
 	if (net->up && !lane->rx.broken) {
 		/* What has come since; a ring's worth of records at most. */
@@ -122,6 +120,7 @@ static void lane_close(struct vmloop_lane *lane)
 		net_rx(net, lane->rx.size / VMLOOP_RECORD_ALIGN);
 		local_bh_enable();
 	}
+	net_watch_stop(net);
 	netif_napi_del(&net->napi);
 	page_pool_destroy(net->pages);
 	compat_dummy_netdev_free(net->napi_dev);

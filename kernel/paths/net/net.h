@@ -16,6 +16,7 @@
 #ifndef VMLOOP_NET_H
 #define VMLOOP_NET_H
 
+#include <linux/hrtimer.h>
 #include <linux/netdevice.h>
 #include <linux/netfilter.h>
 #include <linux/skbuff.h>
@@ -70,7 +71,11 @@ struct net_counters {
  * @down: nothing waits any more: frames go past us; under the lane's tx_lock
  * @watcher: thread that looks at the ring while it is expected to fill
  * @asked: the watcher is to look; single word
- * @window: how long it looks after the last record, in ns; by @napi
+ * @looking: it is doing so, and will see the next record; single word
+ * @timer: runs @napi while the doorbell is held off and the watcher is not
+ *	looking
+ * @bell_ns: what ringing the peer costs, a moving average in ns
+ * @window: how long the watcher looks after the last record, in ns; by @napi
  * @idle_since: when @napi last went to sleep, in ns; by @napi
  * @closing: @napi is disabled, and the ring is read for the last time
  */
@@ -85,6 +90,9 @@ struct net_lane {
 	bool down;
 	struct task_struct *watcher;
 	bool asked;
+	bool looking;
+	struct hrtimer timer;
+	u32 bell_ns;
 	u32 window;
 	u64 idle_since;
 	bool closing;
@@ -111,7 +119,8 @@ int net_rx(struct net_lane *net, int budget);
 int net_watch_start(struct net_lane *net);
 void net_watch_stop(struct net_lane *net);
 void net_watch_woken(struct net_lane *net);
-void net_watch_idle(struct net_lane *net);
+bool net_watch_idle(struct net_lane *net, int work);
+void net_ring(struct net_lane *net);
 
 /* lane.c */
 extern const struct vmloop_path net_path;

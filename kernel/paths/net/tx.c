@@ -10,6 +10,7 @@
 #include <linux/virtio_net.h>
 #include <net/pkt_sched.h>
 #include <net/sch_generic.h>
+#include <net/sock.h>
 
 #include "net.h"
 #include "compat.h"
@@ -46,6 +47,19 @@ bool net_tx_is_possible(const struct sk_buff *skb)
 	return true;
 }
 
+/*
+ * Whether our own stack has just computed the datagram's checksum, so that to
+ * compute it again on the other side of the memory would only cost time. Raw
+ * sockets and forwarded packets may carry a wrong one that must be found.
+ */
+static bool checksum_is_fresh(const struct sk_buff *skb)
+{
+	const struct sock *sk = skb->sk;
+
+	return net_large_is(skb) && sk && sk_fullsock(sk) &&
+	       sk->sk_type == SOCK_DGRAM && sk->sk_protocol == IPPROTO_UDP;
+}
+
 static void describe(const struct sk_buff *skb, struct vmloop_shm_frame *frame)
 {
 	*frame = (struct vmloop_shm_frame){};
@@ -68,7 +82,8 @@ static void describe(const struct sk_buff *skb, struct vmloop_shm_frame *frame)
 		frame->flags |= VMLOOP_FRAME_NEEDS_CSUM;
 		frame->csum_start = skb_checksum_start_offset(skb);
 		frame->csum_offset = skb->csum_offset;
-	} else if (skb->ip_summed == CHECKSUM_UNNECESSARY) {
+	} else if (skb->ip_summed == CHECKSUM_UNNECESSARY ||
+		   checksum_is_fresh(skb)) {
 		frame->flags |= VMLOOP_FRAME_DATA_VALID;
 	}
 	if (skb_vlan_tag_present(skb)) {
@@ -225,7 +240,7 @@ unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb)
 		goto past;
 
 	if (bell)
-		vmloop_lane_ring(lane);
+		net_ring(net);
 	vmloop_lane_produced(lane);
 	if (queued) {
 		vmloop_count(lane->peer, VMLOOP_TX_QUEUED, 1);
@@ -291,7 +306,7 @@ void net_tx_waiting(struct net_lane *net)
 	spin_unlock(&lane->tx_lock);
 
 	if (bell)
-		vmloop_lane_ring(lane);
+		net_ring(net);
 	if (!skb_queue_empty(&done))
 		vmloop_lane_produced(lane);
 	rcu_read_lock();

@@ -1,21 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * watch.c - looks at a lane's ring for a while after it ran empty, so that the
- * next record needs no doorbell, no interrupt and no wake-up of a halted CPU.
- * What remains of a round trip are wake-ups; this is where latency is won.
+ * watch.c - holds off the peer's doorbell while records come close together.
  *
- * A thread per lane of the lowest class (SCHED_IDLE) uses time that the CPU
- * would spend halted: any other task takes the CPU from it at once. While it
- * looks it holds off preemption and the peer's doorbells; before it lets go,
- * for whatever reason, it schedules NAPI, which consumes what is there or asks
- * for the doorbell again. So a starved watcher costs latency, never a record.
+ * A doorbell costs the peer an exit to the hypervisor, and us an interrupt and
+ * often the wake-up of a halted CPU: most of a round trip, and a good part of
+ * a stream. So after records were consumed we do not ask for one at once:
  *
- * How long it looks grows while records come within @watch_us of each other
- * and shrinks while they do not, as KVM does for halting CPUs: traffic that is
- * rare costs nothing.
+ * - While the CPU has nothing else to do, a thread of the lowest class
+ *   (SCHED_IDLE), one a lane, looks at the ring. Any other task takes the CPU
+ *   from it at once.
+ * - While the CPU is busy, a timer has NAPI look after a while, so that what
+ *   came meanwhile is consumed together.
  *
- * Contexts: net_watch_woken() and net_watch_idle() in the lane's NAPI; the
- * thread in process context.
+ * When neither finds anything, NAPI asks for the doorbell again. A starved
+ * watcher costs latency up to the timer's, never a record.
+ *
+ * Both times are multiples of what ringing was measured to cost here: an
+ * optimum on one hypervisor is waste on another. The time that the watcher
+ * looks grows while records come within it and shrinks while they do not, as
+ * KVM does for halting CPUs: traffic that is rare costs nothing.
+ *
+ * Contexts: net_watch_woken() and net_watch_idle() in the lane's NAPI, on one
+ * CPU at a time; the thread in process context; the timer in interrupt
+ * context; net_ring() wherever frames are produced.
  */
 #include <linux/kthread.h>
 #include <linux/ktime.h>
@@ -26,14 +33,62 @@
 #include "net.h"
 
 #define WINDOW_MIN	(10 * NSEC_PER_USEC)
+#define WINDOW_MAX	(5 * NSEC_PER_MSEC)
+#define WINDOW_BELLS	64
+#define TIMER_MIN	(10 * NSEC_PER_USEC)
+#define TIMER_MAX	NSEC_PER_MSEC
+#define TIMER_BELLS	8
 
-static unsigned int watch_us = 200;
-module_param(watch_us, uint, 0644);
-MODULE_PARM_DESC(watch_us, "look at a ring for up to so many microseconds before a doorbell is needed (0: never)");
+static int watch_us = -1;
+module_param(watch_us, int, 0644);
+MODULE_PARM_DESC(watch_us, "look at a ring for up to so many microseconds before a doorbell is asked for (0: never, -1: by what a doorbell costs)");
 
-static u64 window_max(void)
+/**
+ * net_ring() - ring the peer's doorbell, and learn what that costs
+ * @net: the lane
+ *
+ * Context: any, between lane_open and the end of lane_close.
+ */
+void net_ring(struct net_lane *net)
 {
-	return (u64)min(READ_ONCE(watch_us), 10000U) * NSEC_PER_USEC;
+	u64 start = ktime_get_ns();
+	u32 average = READ_ONCE(net->bell_ns);
+	u32 took;
+
+	vmloop_lane_ring(net->lane);
+	took = min_t(u64, ktime_get_ns() - start, NSEC_PER_MSEC);
+	/* Races lose a sample, and no more. */
+	WRITE_ONCE(net->bell_ns, average ? average - average / 8 + took / 8 :
+					   took);
+}
+
+static u32 window_max(const struct net_lane *net)
+{
+	int us = READ_ONCE(watch_us);
+
+	if (us >= 0)
+		return min_t(u64, (u64)us * NSEC_PER_USEC, WINDOW_MAX);
+	return min_t(u64, (u64)READ_ONCE(net->bell_ns) * WINDOW_BELLS,
+		     WINDOW_MAX);
+}
+
+static void timer_begin(struct net_lane *net)
+{
+	u64 ns;
+
+	if (hrtimer_active(&net->timer))
+		return;
+	ns = clamp_t(u64, (u64)READ_ONCE(net->bell_ns) * TIMER_BELLS,
+		     TIMER_MIN, TIMER_MAX);
+	hrtimer_start(&net->timer, ns_to_ktime(ns), HRTIMER_MODE_REL_PINNED);
+}
+
+static enum hrtimer_restart timer_fires(struct hrtimer *timer)
+{
+	struct net_lane *net = container_of(timer, struct net_lane, timer);
+
+	napi_schedule(&net->napi);
+	return HRTIMER_NORESTART;
 }
 
 /* Looks until there is a record, or it is time to let go. */
@@ -43,12 +98,29 @@ static bool look(struct net_lane *net, u64 until)
 	bool moved;
 
 	preempt_disable();
+	WRITE_ONCE(net->looking, true);
 	vmloop_ring_watch(rx);
 	while (!(moved = vmloop_ring_moved(rx)) && !need_resched() &&
 	       ktime_get_ns() < until)
 		cpu_relax();
+	WRITE_ONCE(net->looking, false);
+	if (need_resched())
+		timer_begin(net);	/* who takes the CPU now may keep it */
 	preempt_enable();
 	return moved;
+}
+
+/* Runs poll() here and now. */
+static void run(struct net_lane *net)
+{
+	preempt_disable();
+	local_bh_disable();
+	napi_schedule(&net->napi);
+	local_bh_enable();
+	/* What was consumed may have woken somebody. */
+	if (need_resched())
+		timer_begin(net);
+	preempt_enable();
 }
 
 static void watch(struct net_lane *net)
@@ -57,18 +129,14 @@ static void watch(struct net_lane *net)
 
 	while (!kthread_should_stop()) {
 		u64 until = since + READ_ONCE(net->window);
-		bool moved = look(net, until);
 
-		/* Runs poll() here and now: consume, or ask for the doorbell. */
-		local_bh_disable();
-		napi_schedule(&net->napi);
-		local_bh_enable();
-
-		if (moved) {
+		if (look(net, until)) {
+			run(net);
 			since = ktime_get_ns();
 		} else if (ktime_get_ns() >= until) {
 			/* For the next doorbell to learn from. */
 			WRITE_ONCE(net->idle_since, since);
+			run(net);
 			return;
 		}
 		cond_resched();
@@ -94,7 +162,7 @@ static int watcher(void *data)
 }
 
 /**
- * net_watch_woken() - NAPI begins to run
+ * net_watch_woken() - NAPI has consumed records after it was idle
  * @net: the lane
  *
  * Learns from how long it was idle whether looking would have been worth it.
@@ -102,7 +170,7 @@ static int watcher(void *data)
 void net_watch_woken(struct net_lane *net)
 {
 	u64 since = READ_ONCE(net->idle_since);
-	u64 max = window_max();
+	u32 max = window_max(net);
 	u64 idle;
 
 	/* The watcher is at it: it knows. */
@@ -111,8 +179,7 @@ void net_watch_woken(struct net_lane *net)
 	idle = ktime_get_ns() - since;
 	WRITE_ONCE(net->idle_since, 0);
 	if (idle <= max)
-		net->window = min_t(u64, max(net->window * 2,
-					     (u32)WINDOW_MIN), max);
+		net->window = min(max(net->window * 2, (u32)WINDOW_MIN), max);
 	else if (net->window / 2 >= WINDOW_MIN)
 		net->window /= 2;
 	else
@@ -120,18 +187,30 @@ void net_watch_woken(struct net_lane *net)
 }
 
 /**
- * net_watch_idle() - NAPI has consumed records, and the ring is empty
+ * net_watch_idle() - NAPI has consumed what there was
  * @net: the lane
+ * @work: records that it consumed
+ *
+ * Return: true if somebody looks again without a doorbell; false if the
+ * caller must ask for one.
  */
-void net_watch_idle(struct net_lane *net)
+bool net_watch_idle(struct net_lane *net, int work)
 {
 	if (current == net->watcher)
-		return;
+		return work;	/* it looks again, unless it gave up */
+	if (READ_ONCE(net->looking))
+		return true;
+	if (!work)
+		return false;
 	WRITE_ONCE(net->idle_since, ktime_get_ns());
 	if (!net->window)
-		return;
+		return false;
+
+	vmloop_ring_watch(&net->lane->rx);
+	timer_begin(net);
 	WRITE_ONCE(net->asked, true);
 	wake_up_process(net->watcher);
+	return true;
 }
 
 /**
@@ -148,6 +227,8 @@ int net_watch_start(struct net_lane *net)
 	};
 	int err;
 
+	hrtimer_init(&net->timer, CLOCK_MONOTONIC, HRTIMER_MODE_REL_PINNED);
+	net->timer.function = timer_fires;
 	net->watcher = kthread_create(watcher, net, "vmloop_watch");
 	if (IS_ERR(net->watcher))
 		return PTR_ERR(net->watcher);
@@ -161,10 +242,11 @@ int net_watch_start(struct net_lane *net)
 }
 
 /**
- * net_watch_stop() - end the lane's watcher; it does not look any more
- * @net: the lane
+ * net_watch_stop() - nobody looks any more
+ * @net: the lane, its NAPI disabled
  */
 void net_watch_stop(struct net_lane *net)
 {
 	kthread_stop(net->watcher);
+	hrtimer_cancel(&net->timer);
 }
