@@ -106,7 +106,8 @@ static void flush_port(void)
 
 /* Payload output stays below OUT_HIGH; the rest of the buffer is for the small
  * control frames. Should those overflow, the outside has stopped reading: it
- * will reconnect and start over, so dropping is safe. */
+ * will reconnect and start over, so dropping is safe.
+ */
 static void send_frame(uint32_t stream, uint16_t type, const void *data, uint32_t length)
 {
 	struct header h = { stream, length, type, 0 };
@@ -315,7 +316,8 @@ close_all:
 }
 
 /* OPEN: u32 flags, credit, argc, envc; then cwd, argv and environment as
- * strings that each end in a zero byte. */
+ * strings that each end in a zero byte.
+ */
 static void handle_open(uint32_t id, char *data, uint32_t length)
 {
 	uint32_t fixed[4], count, n = 0;
@@ -531,7 +533,8 @@ static bool readable(int fd)
 }
 
 /* A command is over when its process has ended and its output was sent. Output
- * that a process left in the background writes later is not waited for. */
+ * that a process left in the background writes later is not waited for.
+ */
 static void finish(struct stream *s)
 {
 	int32_t code;

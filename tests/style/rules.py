@@ -15,8 +15,8 @@ TOP = Path(__file__).resolve().parents[2]
 
 Rule = Callable[[PurePosixPath, str], Iterator[str]]
 
-# Written by others (see scripts/checkpatch/README.md) or by a fuzzer.
-FOREIGN = ("scripts/checkpatch/", "tests/ring/corpus/")
+# Made by a fuzzer.
+FOREIGN = ("tests/ring/corpus/",)
 
 
 def tracked_files() -> list[PurePosixPath]:
