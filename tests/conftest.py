@@ -4,6 +4,14 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
 
 pytest_plugins = ["vmlab.pytest_plugin"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--stages", metavar="KERNEL-MACHINE,...", help="run all guest tests there  [the proven ones, on 6.1-pc]"
+    )

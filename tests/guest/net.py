@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: GPL-2.0
+"""vmloop at work in a lab: agent, modules, channels, counters, long transfers.
+
+Everything here waits for states, never for a time: until() polls with a
+deadline, and says what it waited for when that passes.
+"""
+
+import json
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vmlab import CommandFailed, Guest, Lab, paths
+from vmlab.process import Process
+
+TOOLS = paths.OUT / "guest-tools"
+BIN = paths.OUT / "bin"
+HERE = "/run/vmloop-test"
+"""Where a machine has its own copies of all programs."""
+
+MODULES = ("vmloop_ivshmem", "vmloop_net")
+DROPS = ("drop_source", "drop_destination", "drop_vlan", "drop_malformed", "drop_memory", "drop_interface")
+
+POLICY = """\
+# of the tests: everybody may talk, and no channel is closed for being idle
+idle_ms = 0
+"""
+
+STALLS: list[dict[str, Any]] = []
+"""The longest stall of each transfer that something was done to."""
+
+T = TypeVar("T")
+
+
+def until(look: Callable[[], T], seconds: float, what: str) -> T:
+    """Look again and again until it finds something true; return that."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:g} s: {what} (last seen: {found!r})")
+        time.sleep(0.03)
+
+
+def build_tools() -> None:
+    """Compile what runs in guests."""
+    subprocess.run(["make", "-s", "-C", paths.REPO / "tests/guest/tools"], check=True)
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What one guest has counted for one peer."""
+
+    state: str
+    tag: int
+    stats: dict[str, int]
+    peer: dict[str, Any]
+
+    def __getitem__(self, name: str) -> int:
+        return self.stats[name]
+
+
+@dataclass
+class Carried:
+    """What went through a channel during a block, seen from both ends."""
+
+    a: str
+    b: str
+    there: dict[str, int] = field(default_factory=dict)
+    """What a counted for b."""
+    back: dict[str, int] = field(default_factory=dict)
+    """What b counted for a."""
+    standard: dict[str, int] = field(default_factory=dict)
+    """Bytes that passed each guest's tap device in the host."""
+
+    def __str__(self) -> str:
+        return f"{self.a}: {self.there}, {self.b}: {self.back}, taps: {self.standard}"
+
+
+class Transfer:
+    """A long TCP stream of known content from one guest to another."""
+
+    def __init__(self, receiver: Process, sender: Callable[[], Process], slow: float) -> None:
+        self.slow = slow
+        self.receiver = receiver
+        receiver.wait_for("ready", 20 * slow)
+        self.sender = sender()
+        self.report: dict[str, Any] = {}
+        self.wait_bytes(1)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that have arrived, a tenth of a second ago at most."""
+        lines = [line.split() for line in self.receiver.out.splitlines()]
+        numbers = [int(words[1]) for words in lines if len(words) == 3]
+        return numbers[-1] if numbers else 0
+
+    def check(self) -> None:
+        """Raise unless both ends are at work."""
+        for process, name in ((self.sender, "sender"), (self.receiver, "receiver")):
+            code = process.poll()
+            assert code is None, f"the {name} ended with status {code}: {process.err}"
+
+    def wait_bytes(self, count: int, seconds: float = 20) -> None:
+        """Wait until so many more bytes have arrived."""
+        target = self.bytes + count
+
+        def arrived() -> bool:
+            self.check()
+            return self.bytes >= target
+
+        until(arrived, seconds * self.slow, f"{count} more bytes of the transfer")
+
+    def finish(self) -> float:
+        """End it in order; every byte must have arrived. Returns the longest stall in seconds."""
+        self.check()
+        self.sender.terminate()
+        sent = self.sender.wait(30 * self.slow)
+        received = self.receiver.wait(30 * self.slow)
+        assert (sent.code, received.code) == (0, 0), f"{sent.err} {received.err}"
+        there = json.loads(sent.out.splitlines()[-1])
+        here = json.loads(received.out.splitlines()[-1])
+        assert here["bytes"] == there["bytes"]
+        self.report = here
+        return float(here["gaps"][0][1])
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        self.sender.__exit__()
+        self.receiver.__exit__()
+
+
+class Net:
+    """vmloop in one lab. It stays from test to test; ensure() brings it back to what a test expects."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.host = lab.host
+        self.agent: Process | None = None
+        self.base = list(lab.guests)
+        self.slow = 5 if lab.guest("g1").spec.kernel == "debug" else 1
+        """By how much deadlines are longer than on an ordinary kernel."""
+
+    # The agent
+
+    def command(self, *words: str, check: bool = True, timeout: float = 60) -> Any:
+        """Run the vmloop command in the host."""
+        return self.host.run([f"{HERE}/vmloop", "--host", *words], check=check, timeout=timeout)
+
+    def listing(self) -> dict[str, Any]:
+        """What the agent knows."""
+        return dict(json.loads(self.command("ls", "--json").out))
+
+    def prepare_host(self) -> None:
+        """Copies, so that who builds meanwhile changes nothing under us."""
+        programs = shlex.join([str(BIN / name) for name in ("vmloopd", "vmloop")])
+        self.host.run(f"mkdir -p {HERE} && cp {programs} {HERE}/", timeout=120)
+        self.set_policy(POLICY, reload=False)
+
+    def set_policy(self, text: str, reload: bool = True) -> None:
+        """Write the policy, and have the agent read it."""
+        self.host.run(f"cat >{HERE}/policy.toml", stdin=text)
+        if reload:
+            self.command("policy", "reload")
+
+    def start_agent(self) -> None:
+        """Start the agent; returns when it answers."""
+        log = "/run/vmlab/lab/host/vmloopd.log"
+        self.agent = self.host.popen(f"exec {HERE}/vmloopd --policy {HERE}/policy.toml --log-level debug >>{log} 2>&1")
+        agent = self.agent
+
+        def answers() -> bool:
+            code = agent.poll()
+            assert code is None, f"vmloopd ended with status {code}: see {log}"
+            return bool(self.command("status", check=False).code == 0)
+
+        until(answers, 15 * self.slow, "vmloopd answers")
+
+    def kill_agent(self) -> None:
+        """SIGKILL."""
+        assert self.agent
+        self.agent.kill()
+        self.agent.wait(20)
+        self.agent = None
+
+    def attach(self, guest: Guest) -> None:
+        """Tell the agent of a guest."""
+        self.command("attach", "--qmp", guest.qmp_socket, "--name", guest.name)
+
+    # Guests
+
+    def prepare_guest(self, guest: Guest) -> None:
+        """Give a guest that has just booted the programs and the modules."""
+        programs = [*(TOOLS / name for name in ("control", "pattern", "shm", "stream")), BIN / "vmloop"]
+        guest.run(
+            f"mkdir -p {HERE} && cp {shlex.join(map(str, programs))} {HERE}/ && modprobe -a {' '.join(MODULES)}",
+            timeout=120 * self.slow,
+        )
+
+    def load(self, guest: Guest) -> None:
+        """Load all modules."""
+        guest.run(["modprobe", "-a", *MODULES], timeout=60 * self.slow)
+
+    def unload(self, guest: Guest, order: tuple[str, ...] = ("vmloop_net", "vmloop_ivshmem", "vmloop")) -> None:
+        """Unload the modules one by one."""
+        for name in order:
+            guest.run(["rmmod", name], timeout=60 * self.slow)
+
+    def peers(self, guest: Guest) -> dict[str, Counters]:
+        """What the modules of a guest say of each peer."""
+        found = json.loads(guest.run([f"{HERE}/control", "peers"]).out)
+        return {peer["name"]: Counters(peer["state"], peer["tag"], peer["stats"], peer) for peer in found}
+
+    def status(self, guest: Guest) -> dict[str, Any]:
+        """What the modules of a guest say of themselves."""
+        return dict(json.loads(guest.run([f"{HERE}/control", "status"]).out))
+
+    def state(self, guest: Guest, peer: Guest) -> str:
+        """State of the channel to a peer; "gone" if the directory has it no more."""
+        found = self.peers(guest).get(peer.name)
+        return found.state if found else "gone"
+
+    def wait_state(self, guest: Guest, peer: Guest, state: str, seconds: float = 10) -> None:
+        """Wait until a guest says that about a peer."""
+        until(
+            lambda: self.state(guest, peer) == state,
+            seconds * self.slow,
+            f"{guest.name} has {state!r} for {peer.name} ({self.state(guest, peer)})",
+        )
+
+    def bring_up(self, a: Guest, b: Guest, seconds: float = 20) -> None:
+        """Send until the channel between two guests is up."""
+
+        def is_up() -> bool:
+            a.run(["ping", "-c", "1", "-W", "1", "-q", b.ip], check=False)
+            return self.state(a, b) == "up" and self.state(b, a) == "up"
+
+        until(is_up, seconds * self.slow, f"a channel between {a.name} and {b.name}")
+
+    def pairs(self) -> list[tuple[Guest, Guest]]:
+        """All pairs of the lab's own guests."""
+        guests = [self.lab.guest(name) for name in self.base]
+        return [(a, b) for n, a in enumerate(guests) for b in guests[n + 1 :]]
+
+    def ensure(self) -> None:
+        """What each test finds: agent, modules in all guests, a channel for each pair."""
+        if self.host.run(["test", "-e", f"{HERE}/vmloopd"], check=False).code:
+            self.prepare_host()
+        if self.agent is None or self.agent.poll() is not None:
+            self.start_agent()
+        states: dict[str, dict[str, Counters]] = {}
+        attached = {guest["name"] for guest in self.listing()["guests"] if guest["state"] != "detaching"}
+        for name in self.base:
+            guest = self.lab.guest(name)
+            if name not in attached:
+                self.attach(guest)
+            try:
+                states[name] = self.peers(guest)
+            except CommandFailed:
+                self.prepare_guest(guest)
+                states[name] = {}
+        for a, b in self.pairs():
+            there, back = states[a.name].get(b.name), states[b.name].get(a.name)
+            if not (there and back and there.state == back.state == "up"):
+                self.bring_up(a, b)
+
+    # Proof that the channel carried it
+
+    def _taps(self) -> dict[str, int]:
+        found = self.host.run("grep . /sys/class/net/tap-*/statistics/[rt]x_bytes").out
+        taps: dict[str, int] = {}
+        for line in found.splitlines():
+            path, _, value = line.rpartition(":")
+            name = path.split("/")[4].removeprefix("tap-")
+            taps[name] = taps.get(name, 0) + int(value)
+        return taps
+
+    @contextmanager
+    def carried(
+        self, a: Guest, b: Guest, there: int = 1, back: int = 1, standard: int = 20_000, drops: bool = False
+    ) -> Iterator[Carried]:
+        """Check that the channel, and not the standard network, carried what the block sends.
+
+        At least ``there`` bytes from a to b and ``back`` bytes the other way,
+        each counted alike by its sender and its receiver, none dropped, and at
+        most ``standard`` bytes through the tap devices of a and b in the host.
+        """
+        found = Carried(a.name, b.name)
+        taps = self._taps()
+        before = self.peers(a)[b.name], self.peers(b)[a.name]
+        assert before[0].state == before[1].state == "up"
+        yield found
+
+        def settled() -> bool:
+            after = self.peers(a)[b.name], self.peers(b)[a.name]
+            found.there = {name: after[0][name] - before[0][name] for name in after[0].stats}
+            found.back = {name: after[1][name] - before[1][name] for name in after[1].stats}
+            dropped = sum(found.there[name] + found.back[name] for name in DROPS)
+            if dropped:
+                return True
+            return all(
+                one[f"tx_{what}"] == other[f"rx_{what}"]
+                for one, other in ((found.there, found.back), (found.back, found.there))
+                for what in ("frames", "bytes")
+            )
+
+        until(settled, 5 * self.slow, f"both ends of the channel have counted the same: {found}")
+        now = self._taps()
+        found.standard = {name: now[name] - taps.get(name, 0) for name in (a.name, b.name) if name in now}
+        if not drops:
+            dropped = {name: found.there[name] + found.back[name] for name in DROPS}
+            assert not any(dropped.values()), f"frames were dropped: {dropped}"
+        assert found.there["tx_bytes"] >= there, f"{a.name} to {b.name}: {found}"
+        assert found.back["tx_bytes"] >= back, f"{b.name} to {a.name}: {found}"
+        assert max(found.standard.values()) <= standard, f"the standard network was used: {found}"
+
+    # Things that run in guests
+
+    @contextmanager
+    def serving(self, guest: Guest, *command: str, ready: str = "ready") -> Iterator[Process]:
+        """A program that serves in a guest during a block."""
+        with guest.popen([str(word) for word in command]) as process:
+            process.wait_for(ready, 20 * self.slow)
+            yield process
+
+    @contextmanager
+    def transfer(self, source: Guest, sink: Guest, port: int = 7100, rate: float = 0) -> Iterator[Transfer]:
+        """A transfer that runs during a block, at ``rate`` MB/s at most."""
+        words = [f"{HERE}/stream", "send", sink.ip, str(port), *([str(rate)] if rate else [])]
+        one = Transfer(sink.popen([f"{HERE}/stream", "receive", str(port)]), lambda: source.popen(words), self.slow)
+        try:
+            yield one
+        finally:
+            one.close()
+
+    def channel_bytes(self, a: Guest, b: Guest) -> int:
+        """Bytes that a has sent to b through channels so far."""
+        found = self.peers(a).get(b.name)
+        return found["tx_bytes"] if found else 0
+
+
+def log_path(lab: Lab) -> Path:
+    """The agent's log, which is evidence."""
+    return lab.directory / "host" / "vmloopd.log"

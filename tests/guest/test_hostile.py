@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: GPL-2.0
+"""A guest that writes whatever it likes into the memory that it shares.
+
+g3 attacks g1 with tests/guest/tools/shm.c: past its own modules it writes
+frames, records, positions and states that no module would. g1 must drop and
+count, or end the channel and use the standard network; its console must stay
+clean (the lab's fixture sees to that), and g2 must not notice.
+"""
+
+import subprocess
+from contextlib import contextmanager
+
+import pytest
+
+from tests.guest.net import DROPS, HERE, TOOLS, until
+
+QUIET = """
+add table netdev quiet
+add chain netdev quiet out { type filter hook egress device eth0 priority 0; }
+add rule netdev quiet out drop
+"""
+
+
+def attacks() -> dict[str, str]:
+    """Name of each attack, and what must come of it; the tool has the table."""
+    subprocess.run(["make", "-s", "-C", TOOLS.parents[1] / "tests/guest/tools"], check=True)
+    listed = subprocess.run([TOOLS / "shm", "list-attacks"], check=True, capture_output=True, text=True).stdout
+    return dict(line.split(": ") for line in listed.splitlines())
+
+
+ATTACKS = attacks()
+COUNTED = [name for name, outcome in ATTACKS.items() if outcome.startswith("counter")]
+ENDING = [name for name, outcome in ATTACKS.items() if not outcome.startswith("counter")]
+
+
+@contextmanager
+def silent(guest):
+    """Its modules send nothing, so that only we write to its rings."""
+    guest.run("nft -f -", stdin=QUIET)
+    try:
+        yield
+    finally:
+        guest.run("nft delete table netdev quiet")
+
+
+@contextmanager
+def known_neighbours(*guests):
+    """Nobody asks by ARP or neighbour discovery for the time of the block."""
+    for guest in guests:
+        for other in guests:
+            if other is not guest:
+                guest.run(f"ip neigh replace {other.ip} dev eth0 lladdr {other.mac} nud permanent")
+    try:
+        yield
+    finally:
+        for guest in guests:
+            guest.run("ip neigh flush dev eth0 nud permanent", check=False)
+
+
+def attack(net, attacker, victim, name, other):
+    tag = net.peers(attacker)[victim.name].tag
+    attacker.run([f"{HERE}/shm", "attack", str(tag), name, attacker.mac, victim.mac, other.mac])
+
+
+def deltas(net, victim, attacker, before):
+    now = net.peers(victim)[attacker.name].stats
+    return {name: now[name] - before[name] for name in now}
+
+
+def recover(net, a, b):
+    """A new channel, whatever has become of the old one."""
+    for guest, peer in ((a, b), (b, a)):
+        known = net.peers(guest).get(peer.name)
+        if known and known.state != "up":
+            guest.run([f"{HERE}/vmloop", "--guest", "reset", peer.name], check=False)
+    if not (net.state(a, b) == net.state(b, a) == "up"):
+        net.bring_up(a, b)
+
+
+def test_frames_that_cannot_be(net, g1, g2, g3):
+    """Each is dropped and counted under its own reason, one by one, and nothing else happens."""
+    wrong = {}
+    # A channel of its own for the table: the modules' position is not ours afterwards.
+    with known_neighbours(g1, g3), silent(g3), silent(g1):
+        for name in COUNTED:
+            before = net.peers(g1)["g3"].stats
+            attack(net, g3, g1, name, g2)
+            _, counter, count = ATTACKS[name].split()
+
+            def counted(before=before, counter=counter, count=count):
+                moved = deltas(net, g1, g3, before)
+                return moved[counter] >= int(count) and moved
+
+            try:
+                moved = until(counted, 3 * net.slow, f"{counter} moves")
+            except AssertionError as error:
+                wrong[name] = str(error)
+                continue
+            expected = dict.fromkeys(("rx_frames", *DROPS), 0) | {counter: int(count)}
+            seen = {one: moved[one] for one in expected}
+            if seen != expected or net.state(g1, g3) != "up":
+                wrong[name] = f"{seen}, state {net.state(g1, g3)}"
+    net.command("close", "g1", "g3")
+    assert not wrong, wrong
+    recover(net, g1, g3)
+    with net.carried(g1, g3):
+        g1.run(f"ping -c 3 -i 0.05 -q {g3.ip}")
+
+
+def test_forged_source_is_not_delivered(net, g1, g2, g3):
+    """The frame that carries its own address is seen in g1, the forged one is not."""
+    with known_neighbours(g1, g3), silent(g3), silent(g1):
+        with g1.popen("tcpdump -i eth0 -n -e -l --immediate-mode ether proto 0x88b5") as capture:
+            capture.wait_for("listening on")
+            attack(net, g3, g1, "forged_source", g2)
+            attack(net, g3, g1, "good", g2)
+            capture.wait_for(g3.mac)
+            capture.terminate()
+            seen = capture.wait(20).out
+        assert g2.mac not in seen and seen.count("ethertype Unknown (0x88b5)") == 1, seen
+    net.command("close", "g1", "g3")
+    recover(net, g1, g3)
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_channel_that_lies(net, g1, g2, g3, name):
+    """The channel is ended, both go on by the standard network, and can begin again."""
+    outcome = ATTACKS[name]
+    with known_neighbours(g1, g3):
+        with silent(g3):
+            attack(net, g3, g1, name, g2)
+            if name == "tail_past_the_head":
+                # Noticed by who looks for room: g1 must send more than a ring.
+                g1.run(f"head -c 20000000 /dev/zero | socat -u -b 60000 - UDP-SENDTO:{g3.ip}:9", timeout=60 * net.slow)
+            if outcome == "broken":
+                net.wait_state(g1, g3, "broken", 3)
+            elif outcome == "ended":
+                until(lambda: net.state(g1, g3) != "up", 3 * net.slow, "g1 ends the channel")
+        taps = net._taps()
+        g1.run(f"ping -c 3 -i 0.05 -q -s 1000 {g3.ip}")
+        if outcome == "broken":
+            assert net.state(g1, g3) == "broken", "a peer that broke the rules is not asked again"
+            assert net._taps()["g1"] - taps["g1"] >= 6 * 1000, "the standard network did not carry it"
+    with net.carried(g1, g2):
+        g1.run(f"ping -c 3 -i 0.05 -q {g2.ip}")
+    recover(net, g1, g3)
+    with net.carried(g1, g3):
+        g1.run(f"ping -c 3 -i 0.05 -q {g3.ip}")
+
+
+def test_doorbells_without_end(net, g1, g2, g3):
+    """While g3 rings and rings, the transfer between the others goes on."""
+    tag = net.peers(g3)["g1"].tag
+    with (
+        net.transfer(g2, g1) as transfer,
+        g3.popen(f"while :; do {HERE}/shm attack {tag} many_doorbells {g3.mac} {g1.mac}; done") as ringing,
+    ):
+        transfer.wait_bytes(20_000_000)
+        assert ringing.poll() is None, ringing.err
+        transfer.finish()
+    assert net.state(g1, g3) == "up"

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Core and packet path without a hypervisor: the loopback transport.
+
+Two network namespaces of one guest, joined by a veth pair, are peers:
+
+    namespace a                      namespace b
+    va 10.9.0.1 ---- veth pair ---- vb 10.9.0.2
+         `------- vmloop_loopback ------'
+"""
+
+import json
+
+import pytest
+
+from tests.guest.net import HERE, Transfer, until
+
+MAC = ("02:00:00:00:00:01", "02:00:00:00:00:02")
+PORT = "7000"
+
+TOPOLOGY = f"""
+set -e
+ip netns add a
+ip netns add b
+ip link add va netns a address {MAC[0]} type veth peer name vb netns b address {MAC[1]}
+ip -n a addr add 10.9.0.1/24 dev va
+ip -n b addr add 10.9.0.2/24 dev vb
+ip -n a link set va up
+ip -n b link set vb up
+modprobe vmloop_net
+modprobe vmloop_loopback interfaces={MAC[0]},{MAC[1]}
+"""
+
+
+@pytest.fixture
+def g(net, g3):
+    """g3, with the loopback transport instead of the other one."""
+    net.unload(g3)
+    try:
+        g3.run(TOPOLOGY)
+        yield g3
+    finally:
+        g3.run("rmmod vmloop_loopback; rmmod vmloop_net; rmmod vmloop; ip netns del a; ip netns del b", check=False)
+        net.load(g3)
+        net.ensure()
+
+
+def peers(g):
+    found = json.loads(g.run([f"{HERE}/control", "peers"]).out)
+    return {one["name"]: one for one in found}
+
+
+def inside(namespace, *words):
+    return ["ip", "netns", "exec", namespace, *map(str, words)]
+
+
+def bring_up(g, slow):
+    def is_up():
+        g.run(inside("a", "ping", "-c", "1", "-W", "1", "-q", "10.9.0.2"), check=False)
+        return all(one["state"] == "up" for one in peers(g).values())
+
+    until(is_up, 10 * slow, "the loopback channel")
+
+
+def test_loopback_carries(net, g):
+    bring_up(g, net.slow)
+    before = peers(g)
+    with g.popen(inside("b", f"{HERE}/pattern", "serve", PORT)) as server:
+        server.wait_for("ready")
+        g.run(inside("a", f"{HERE}/pattern", "tcp", "10.9.0.2", PORT, 1, 1448, 1449, 65536, 1000000))
+        g.run(inside("a", f"{HERE}/pattern", "udp", "10.9.0.2", PORT, 1, 1472, 1473, 60000))
+        g.run(inside("a", f"{HERE}/pattern", "short", "10.9.0.2", PORT, 100))
+    after = peers(g)
+    for name in ("loopback0", "loopback1"):
+        moved = {key: value - before[name]["stats"][key] for key, value in after[name]["stats"].items()}
+        assert moved["tx_bytes"] > 1_000_000 and moved["rx_bytes"] > 1_000_000
+        assert not any(value for key, value in moved.items() if key.startswith("drop"))
+
+
+def test_loopback_under_load(net, g):
+    """Path and transport are unloaded and loaded again under a stream whose every byte is checked."""
+    bring_up(g, net.slow)
+    again = {
+        "vmloop_net": "modprobe vmloop_net",
+        "vmloop_loopback": f"modprobe vmloop_loopback interfaces={MAC[0]},{MAC[1]}",
+    }
+    transfer = Transfer(
+        g.popen(inside("b", f"{HERE}/stream", "receive", 7100)),
+        lambda: g.popen(inside("a", f"{HERE}/stream", "send", "10.9.0.2", 7100)),
+        net.slow,
+    )
+    try:
+        for module, back in again.items():
+            for command in (f"rmmod {module}", back):
+                transfer.wait_bytes(20_000_000)
+                g.run(command)
+        until(lambda: all(one["state"] == "up" for one in peers(g).values()), 10 * net.slow, "the channel is back")
+        before = peers(g)["loopback0"]["stats"]["tx_bytes"], peers(g)["loopback1"]["stats"]["tx_bytes"]
+        transfer.wait_bytes(20_000_000)
+        after = peers(g)["loopback0"]["stats"]["tx_bytes"], peers(g)["loopback1"]["stats"]["tx_bytes"]
+        assert sum(after) - sum(before) > 18_000_000, "the channel does not carry it"
+        transfer.finish()
+    finally:
+        transfer.close()
+
+
+def test_loopback_wants_two_addresses(net, g):
+    """A parameter that cannot be is refused with an example of a good one."""
+    g.run("rmmod vmloop_loopback")
+    refused = g.run("modprobe vmloop_loopback interfaces=nonsense", check=False)
+    assert refused.code != 0
+    assert "interfaces=MAC,MAC is needed" in g.run("dmesg | tail -n 5").out

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Three and four guests: who shares memory with whom, and who does not."""
+
+import json
+import os
+
+from tests.guest.net import HERE, until
+
+UNUSED = 3072
+"""Offset in a region's first page where nothing is: a mark there disturbs nobody."""
+
+
+def regions(guest):
+    """The channel regions that a guest has, by tag."""
+    found = json.loads(guest.run([f"{HERE}/shm", "list"]).out)
+    return {one["tag"]: one for one in found if one["kind"] == 1}
+
+
+def find(guest, mark):
+    """Tags of the regions in which a guest finds a mark."""
+    found = guest.run([f"{HERE}/shm", "find", mark], timeout=60).out
+    return [int(line.split()[0]) for line in found.splitlines()]
+
+
+def test_each_pair_has_memory_of_its_own(net, g1, g2, g3):
+    """What is written into one pair's region is seen by that pair and nobody else."""
+    guests = {"g1": g1, "g2": g2, "g3": g3}
+    tags = {name: {peer: one.tag for peer, one in net.peers(guest).items()} for name, guest in guests.items()}
+    for name, guest in guests.items():
+        assert len(set(tags[name].values())) == 2, "two peers behind one device"
+        assert set(regions(guest)) == set(tags[name].values())
+    for a, b, other in (("g1", "g2", "g3"), ("g1", "g3", "g2"), ("g2", "g3", "g1")):
+        mark = os.urandom(16).hex()
+        guests[a].run([f"{HERE}/shm", "mark", str(tags[a][b]), str(UNUSED), mark])
+        assert find(guests[a], mark) == [tags[a][b]]
+        assert find(guests[b], mark) == [tags[b][a]], "the pair does not share this memory: the test shows nothing"
+        assert find(guests[other], mark) == [], f"{other} sees what {a} and {b} share"
+
+
+def test_a_channel_is_not_used_again(net, g1, g2):
+    """The next channel of the same pair has new, zeroed memory."""
+    mark = os.urandom(16).hex()
+    tag = net.peers(g1)["g2"].tag
+    g1.run([f"{HERE}/shm", "mark", str(tag), str(UNUSED), mark])
+    net.command("close", "g1", "g2")
+    until(lambda: tag not in regions(g1) and tag not in regions(g2), 10 * net.slow, "the channel is unplugged")
+    net.bring_up(g1, g2)
+    assert find(g1, mark) == find(g2, mark) == []
+
+
+def test_guest_outside_of_the_group(net, g1, g2, g3):
+    """It gets no channel, its traffic takes the standard network, and its peers keep theirs."""
+    net.set_policy("idle_ms = 0\n[[group]]\nname = 'pair'\nmembers = ['g1', 'g2']\n")
+    try:
+        for guest in (g1, g2):
+            net.wait_state(guest, g3, "gone")
+        until(lambda: not regions(g3), 10 * net.slow, "g3 has no channel device")
+        before = net._taps()
+        with net.serving(g3, f"{HERE}/pattern", "serve", "7000"):
+            for guest in (g1, g2):
+                guest.run([f"{HERE}/pattern", "tcp", g3.ip, "7000", *["50000"] * 20])
+                g3.run(f"ping -c 3 -i 0.1 -q {guest.ip}")
+        after = net._taps()
+        assert after["g3"] - before["g3"] >= 2 * 2 * 20 * 50_000, "its traffic did not pass its tap"
+        assert not regions(g3)
+        with net.carried(g1, g2, standard=50_000):
+            g1.run(f"ping -c 5 -i 0.05 -q {g2.ip}")
+    finally:
+        net.set_policy("idle_ms = 0\n")
+    net.bring_up(g1, g3)
+    net.bring_up(g2, g3)
+
+
+def test_fourth_guest(lab, net, g1, g2, g3):
+    """It joins, has a channel with each of the others, and goes again."""
+    g4 = lab.add_guest()
+    try:
+        net.prepare_guest(g4)
+        net.attach(g4)
+        others = (g1, g2, g3)
+        for other in others:
+            net.bring_up(g4, other)
+        assert len(regions(g4)) == 3
+        for other in others:
+            with net.carried(g4, other):
+                g4.run(f"ping -c 3 -i 0.05 -q {other.ip}")
+        assert len({net.peers(one)["g4"].peer["id"] for one in others}) == 1
+        with net.carried(g1, g2):
+            g1.run(f"ping -c 3 -i 0.05 -q {g2.ip}")
+    finally:
+        lab.remove_guest("g4")
+    for other in (g1, g2, g3):
+        net.wait_state(other, g4, "gone", 5)
+    until(
+        lambda: "g4" not in {guest["name"] for guest in net.listing()["guests"]}, 5 * net.slow, "the agent forgets g4"
+    )
+
+
+def test_the_network_decides(lab, net, g1):
+    """Guests that the host's network keeps apart get no channel, whatever the policy says.
+
+    v4 and v5 are on a bridge of their own, first on different VLANs, then on
+    the same one, then apart again.
+    """
+    v4, v5 = (
+        lab.add_guest(name, boot=False, bridge="br2", vlan=vlan, subnet=2) for name, vlan in (("v4", 10), ("v5", 20))
+    )
+    both = (v4, v5)
+
+    def ready() -> bool:
+        states = {one["name"]: one["state"] for one in net.listing()["guests"]}
+        return states.get("v4") == states.get("v5") == "ready"
+
+    def move_v5(old: int, new: int) -> None:
+        tap = v5.spec.tap
+        net.host.run(f"bridge vlan del dev {tap} vid {old}; bridge vlan add dev {tap} vid {new} pvid untagged")
+
+    try:
+        for guest in both:
+            guest.start(wait=False)
+        for guest in both:
+            guest.wait_booted()
+            net.prepare_guest(guest)
+            net.attach(guest)
+        until(ready, 15 * net.slow, "both are ready")
+        assert net.peers(v4) == net.peers(v5) == {}, "guests on different VLANs see each other"
+        assert not {"v4", "v5"} & set(net.peers(g1)), "guests on different bridges see each other"
+        # Not even a frame with the right address gets there.
+        v4.run(f"ip neigh replace {v5.ip} dev eth0 lladdr {v5.mac} nud permanent")
+        assert v4.run(f"ping -c 2 -W 1 -q {v5.ip}", check=False).code != 0
+        assert not regions(v4) and not regions(v5)
+
+        move_v5(20, 10)
+        v4.run(f"ip neigh del {v5.ip} dev eth0")
+        net.bring_up(v4, v5)
+        with net.carried(v4, v5):
+            v4.run(f"ping -c 3 -i 0.05 -q {v5.ip}")
+        # A port that is untagged in one VLAN passes no tags: neither may the channel.
+        for guest, ip in ((v4, "10.78.0.1"), (v5, "10.78.0.2")):
+            guest.run(
+                "ip link add link eth0 name eth0.20 type vlan id 20 && "
+                f"ip addr add {ip}/24 dev eth0.20 && ip link set eth0.20 up"
+            )
+        v4.run(f"ip neigh replace 10.78.0.2 dev eth0.20 lladdr {v5.mac} nud permanent")
+        assert v4.run("ping -c 2 -W 1 -q 10.78.0.2", check=False).code != 0
+
+        move_v5(10, 20)
+        until(lambda: net.state(v4, v5) == "gone", 10 * net.slow, "v4 hears that v5 is on another VLAN now")
+        until(lambda: not regions(v4) and not regions(v5), 10 * net.slow, "the channel is unplugged")
+        v4.run(f"ip neigh replace {v5.ip} dev eth0 lladdr {v5.mac} nud permanent")
+        assert v4.run(f"ping -c 2 -W 1 -q {v5.ip}", check=False).code != 0
+    finally:
+        for guest in both:
+            lab.remove_guest(guest.name)

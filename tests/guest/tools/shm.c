@@ -1,0 +1,672 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * shm.c - this guest's ivshmem devices, seen and written past the modules: the
+ * hostile peer.
+ *
+ *	shm list                            the devices, as JSON
+ *	shm mark TAG OFFSET HEX             write 16 bytes into a channel's region
+ *	shm find HEX                        where the 16 bytes stand, in any device
+ *	shm list-attacks                    names, and what each one must lead to
+ *	shm attack TAG NAME FROM TO [AS]    attack the peer behind a channel
+ *
+ * FROM is our hardware address in that channel, TO the peer's, AS that of
+ * somebody else. An attack writes what the modules never would into the part
+ * of the region that is ours, and rings the doorbell. The modules of this
+ * guest must be silent meanwhile.
+ *
+ * Needs root, and iomem=relaxed on the kernel's command line, as the modules
+ * have the devices.
+ */
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tool.h"
+#include "vmloop_shm.h"
+
+#define DEVICES		"/sys/bus/pci/devices"
+#define DEVICES_MAX	64
+#define IV_POSITION	8
+#define DOORBELL	12
+#define MARK_SIZE	16
+
+struct device {
+	char name[32];
+	volatile uint32_t *registers;
+	uint8_t *base;
+	size_t size;
+	uint32_t id;
+};
+
+static struct device devices[DEVICES_MAX];
+static int device_count;
+
+/* Finding devices --------------------------------------------------------- */
+
+static uint32_t read_number(const char *device, const char *file)
+{
+	char path[512], text[32] = "";
+	FILE *f;
+
+	snprintf(path, sizeof(path), DEVICES "/%s/%s", device, file);
+	f = fopen(path, "r");
+	if (!f)
+		return 0;
+	if (!fgets(text, sizeof(text), f))
+		text[0] = 0;
+	fclose(f);
+	return (uint32_t)strtoul(text, NULL, 0);
+}
+
+static void *map(const char *device, const char *file, size_t *size)
+{
+	char path[512];
+	struct stat stat;
+	void *at;
+	int fd;
+
+	snprintf(path, sizeof(path), DEVICES "/%s/%s", device, file);
+	fd = open(path, O_RDWR);
+	if (fd < 0 || fstat(fd, &stat))
+		fail("%s: cannot be opened", path);
+	at = mmap(NULL, (size_t)stat.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (at == MAP_FAILED)
+		fail("%s: cannot be mapped: boot with iomem=relaxed", path);
+	close(fd);
+	*size = (size_t)stat.st_size;
+	return at;
+}
+
+static void find_devices(void)
+{
+	DIR *dir = opendir(DEVICES);
+	struct dirent *entry;
+	struct device *device;
+	size_t size;
+
+	if (!dir)
+		fail("no " DEVICES);
+	while ((entry = readdir(dir))) {
+		if (entry->d_name[0] == '.' ||
+		    read_number(entry->d_name, "vendor") != 0x1af4 ||
+		    read_number(entry->d_name, "device") != 0x1110)
+			continue;
+		if (device_count == DEVICES_MAX)
+			fail("more than %d devices", DEVICES_MAX);
+		device = &devices[device_count++];
+		snprintf(device->name, sizeof(device->name), "%.31s", entry->d_name);
+		device->registers = map(device->name, "resource0", &size);
+		device->base = map(device->name, "resource2", &device->size);
+		device->id = device->registers[IV_POSITION / 4];
+	}
+	closedir(dir);
+}
+
+static struct device *find_tag(uint32_t tag)
+{
+	int n;
+
+	for (n = 0; n < device_count; n++)
+		if (devices[n].id / 2 == tag && devices[n].id >= 2)
+			return &devices[n];
+	fail("no device has tag %u", tag);
+}
+
+static volatile struct vmloop_shm_side *side_of(const struct device *device, unsigned int side)
+{
+	const struct vmloop_shm_header *header = (void *)device->base;
+
+	return (void *)(device->base + header->side_offset[side & 1]);
+}
+
+static void list(void)
+{
+	const struct vmloop_shm_header *header;
+	const char *comma = "";
+	int n;
+
+	putchar('[');
+	for (n = 0; n < device_count; n++) {
+		header = (void *)devices[n].base;
+		printf("%s{\"device\": \"%s\", \"id\": %u, \"tag\": %u, \"size\": %zu", comma,
+		       devices[n].name, devices[n].id, devices[n].id / 2, devices[n].size);
+		printf(", \"kind\": %u", header->magic == VMLOOP_SHM_MAGIC ? header->kind : 0);
+		if (header->magic == VMLOOP_SHM_MAGIC)
+			printf(", \"state\": [%u, %u]", side_of(&devices[n], 0)->state,
+			       side_of(&devices[n], 1)->state);
+		putchar('}');
+		comma = ",\n ";
+	}
+	puts("]");
+}
+
+static void read_mark(const char *text, uint8_t *mark)
+{
+	unsigned int byte;
+	int n;
+
+	if (strlen(text) != 2 * MARK_SIZE)
+		fail("a mark is %d bytes in hexadecimal", MARK_SIZE);
+	for (n = 0; n < MARK_SIZE; n++) {
+		if (sscanf(text + 2 * n, "%2x", &byte) != 1)
+			fail("not hexadecimal: %s", text);
+		mark[n] = (uint8_t)byte;
+	}
+}
+
+/* Marks are written at multiples of their size. */
+static void find(const uint8_t *mark)
+{
+	size_t at;
+	int n;
+
+	for (n = 0; n < device_count; n++)
+		for (at = 0; at + MARK_SIZE <= devices[n].size; at += MARK_SIZE)
+			if (!memcmp(devices[n].base + at, mark, MARK_SIZE))
+				printf("%u %zu\n", devices[n].id / 2, at);
+}
+
+/* Writing what the modules would not -------------------------------------- */
+
+static struct {
+	struct device *device;
+	volatile struct vmloop_shm_side *ours;
+	volatile struct vmloop_shm_lane *lane;
+	uint8_t *ring;
+	uint32_t ring_size;
+	uint32_t head;
+	uint8_t from[6];
+	uint8_t to[6];
+	uint8_t as[6];
+} us;
+
+static void ring_doorbell(void)
+{
+	us.device->registers[DOORBELL / 4] = (us.device->id ^ 1) << 16;
+}
+
+static void publish(uint32_t head)
+{
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	us.lane->tx_head = head;
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	ring_doorbell();
+}
+
+/* A record's header may say anything; @size bytes of payload are there. */
+static uint32_t write_record(uint32_t says, uint16_t type, const void *payload, uint32_t size)
+{
+	struct vmloop_shm_record record = { .size = says, .type = type };
+	uint32_t at = us.head & (us.ring_size - 1);
+
+	if (at + sizeof(record) + size + VMLOOP_RECORD_ALIGN > us.ring_size)
+		fail("too near to the ring's end: use a new channel");
+	memcpy(us.ring + at, &record, sizeof(record));
+	memcpy(us.ring + at + sizeof(record), payload, size);
+	return (sizeof(record) + size + VMLOOP_RECORD_ALIGN - 1) & ~(VMLOOP_RECORD_ALIGN - 1U);
+}
+
+static void send_record(uint16_t type, const void *payload, uint32_t size)
+{
+	us.head += write_record(size, type, payload, size);
+	publish(us.head);
+}
+
+/* A frame of the protocol for experiments, or a TCP segment. */
+struct frame {
+	struct vmloop_shm_frame meta;
+	uint8_t to[6];
+	uint8_t from[6];
+	uint8_t protocol[2];
+	uint8_t data[2000];
+};
+
+#define FRAME_BYTES(data_bytes) \
+	(sizeof(struct vmloop_shm_frame) + 14 + (data_bytes))
+
+static struct frame good_frame(void)
+{
+	struct frame frame = { .protocol = { 0x88, 0xb5 } };
+
+	memcpy(frame.to, us.to, 6);
+	memcpy(frame.from, us.from, 6);
+	memcpy(frame.data, "vmloop test", 11);
+	return frame;
+}
+
+/* IPv4 and TCP headers that are right in themselves, 1,400 bytes of payload. */
+#define SEGMENT	(20 + 20 + 1400)
+
+static struct frame segment(void)
+{
+	struct frame frame = good_frame();
+	uint8_t *ip = frame.data, *tcp = frame.data + 20;
+
+	frame.protocol[0] = 0x08;
+	frame.protocol[1] = 0x00;
+	memset(frame.data, 0, sizeof(frame.data));
+	ip[0] = 0x45;
+	ip[2] = SEGMENT >> 8;
+	ip[3] = SEGMENT & 0xff;
+	ip[8] = 64;
+	ip[9] = 6;
+	memcpy(ip + 12, "\x0a\x4d\x00\xfd\x0a\x4d\x00\xfe", 8);
+	tcp[12] = 0x50;
+	frame.meta = (struct vmloop_shm_frame){
+		.flags = VMLOOP_FRAME_NEEDS_CSUM,
+		.gso = VMLOOP_GSO_TCPV4,
+		.hdr_len = 54,
+		.gso_size = 700,
+		.csum_start = 34,
+		.csum_offset = 16,
+	};
+	return frame;
+}
+
+static void send_frame(const struct frame *frame, uint32_t data_bytes)
+{
+	send_record(VMLOOP_RECORD_FRAME, frame, FRAME_BYTES(data_bytes));
+}
+
+/* Attacks ----------------------------------------------------------------- */
+
+static void good(void)
+{
+	struct frame frame = good_frame();
+
+	send_frame(&frame, 46);
+}
+
+static void forged_source(void)
+{
+	struct frame frame = good_frame();
+
+	memcpy(frame.from, us.as, 6);
+	send_frame(&frame, 46);
+}
+
+static void own_source(void)
+{
+	struct frame frame = good_frame();
+
+	memcpy(frame.from, us.to, 6);	/* the victim's own address */
+	send_frame(&frame, 46);
+}
+
+static void other_destination(void)
+{
+	struct frame frame = good_frame();
+
+	memcpy(frame.to, us.as, 6);
+	send_frame(&frame, 46);
+}
+
+static void broadcast(void)
+{
+	struct frame frame = good_frame();
+
+	memset(frame.to, 0xff, 6);
+	send_frame(&frame, 46);
+}
+
+static void no_frame(void)
+{
+	struct frame frame = good_frame();
+
+	send_record(VMLOOP_RECORD_FRAME, &frame, sizeof(frame.meta) + 13);
+}
+
+static void empty_record(void)
+{
+	send_record(VMLOOP_RECORD_FRAME, "", 0);
+}
+
+static void too_large_a_frame(void)
+{
+	uint8_t *large = calloc(1, 200000);
+	struct frame frame = good_frame();
+
+	if (!large)
+		fail("no memory");
+	memcpy(large, &frame, FRAME_BYTES(46));
+	send_record(VMLOOP_RECORD_FRAME, large, 200000);
+	free(large);
+}
+
+static void unknown_record(void)
+{
+	struct frame frame = good_frame();
+
+	send_record(0x7777, &frame, FRAME_BYTES(46));
+}
+
+static void gso_unknown(void)
+{
+	struct frame frame = segment();
+
+	frame.meta.gso = 99;
+	send_frame(&frame, SEGMENT);
+}
+
+static void gso_without_checksum(void)
+{
+	struct frame frame = segment();
+
+	frame.meta.flags = 0;
+	send_frame(&frame, SEGMENT);
+}
+
+static void gso_of_nothing(void)
+{
+	struct frame frame = segment();
+
+	frame.meta.gso_size = 0;
+	send_frame(&frame, SEGMENT);
+}
+
+static void gso_ecn_alone(void)
+{
+	struct frame frame = segment();
+
+	frame.meta.gso = VMLOOP_GSO_ECN;
+	send_frame(&frame, SEGMENT);
+}
+
+static void checksum_past_the_end(void)
+{
+	struct frame frame = segment();
+
+	frame.meta.gso = VMLOOP_GSO_NONE;
+	frame.meta.csum_start = 60000;
+	send_frame(&frame, SEGMENT);
+}
+
+static void checksum_field_past_the_end(void)
+{
+	struct frame frame = segment();
+
+	frame.meta.gso = VMLOOP_GSO_NONE;
+	frame.meta.csum_offset = 65535;
+	send_frame(&frame, SEGMENT);
+}
+
+static void gso_in_the_headers(void)
+{
+	struct frame frame = segment();
+
+	frame.meta.csum_start = 2;
+	send_frame(&frame, SEGMENT);
+}
+
+static void gso_headers_past_the_end(void)
+{
+	struct frame frame = segment();
+
+	/* The TCP header would begin with the frame's last byte. */
+	frame.meta.csum_start = 14 + SEGMENT - 1;
+	frame.meta.csum_offset = 0;
+	send_frame(&frame, SEGMENT);
+}
+
+static void vlan_of_nothing(void)
+{
+	struct frame frame = good_frame();
+
+	frame.meta.flags = VMLOOP_FRAME_VLAN;
+	frame.meta.vlan_proto = 0x1234;
+	frame.meta.vlan_tci = 100;
+	send_frame(&frame, 46);
+}
+
+static void unaligned_head(void)
+{
+	struct frame frame = good_frame();
+
+	write_record(FRAME_BYTES(46), VMLOOP_RECORD_FRAME, &frame, FRAME_BYTES(46));
+	publish(us.head + 7);
+}
+
+static void head_past_the_ring(void)
+{
+	publish(us.head + us.ring_size + VMLOOP_RECORD_ALIGN);
+}
+
+static void head_far_away(void)
+{
+	publish(us.head + 0x80000000U);
+}
+
+static void head_backwards(void)
+{
+	publish(us.head - VMLOOP_RECORD_ALIGN);
+}
+
+static void record_past_the_head(void)
+{
+	struct frame frame = good_frame();
+	uint32_t span = write_record(5000, VMLOOP_RECORD_FRAME, &frame, FRAME_BYTES(46));
+
+	publish(us.head + span);
+}
+
+static void record_past_the_ring(void)
+{
+	struct frame frame = good_frame();
+	uint32_t span = write_record(us.ring_size, VMLOOP_RECORD_FRAME, &frame, FRAME_BYTES(46));
+
+	publish(us.head + span);
+}
+
+static void record_of_all_ones(void)
+{
+	struct frame frame = good_frame();
+	uint32_t span = write_record(0xffffffff, VMLOOP_RECORD_FRAME, &frame, FRAME_BYTES(46));
+
+	publish(us.head + span);
+}
+
+static void misplaced_padding(void)
+{
+	send_record(VMLOOP_RECORD_PAD, "", 0);
+}
+
+static void tail_past_the_head(void)
+{
+	/* Seen when the victim sends, and looks how much we have read. */
+	us.lane->rx_tail = us.lane->rx_tail + 0x10000000;
+	ring_doorbell();
+}
+
+static void state_unknown(void)
+{
+	us.ours->state = 77;
+	ring_doorbell();
+}
+
+static void state_absent(void)
+{
+	us.ours->state = VMLOOP_SIDE_ABSENT;
+	ring_doorbell();
+}
+
+/* Rules are read once, so none of this may have an effect. */
+static void other_rules(void)
+{
+	memset(us.device->base, 0xa5, sizeof(struct vmloop_shm_header));
+	us.ours->major = 9;
+	us.ours->features = ~0ULL;
+	us.ours->max_record = 0;
+	us.ours->lanes = 0xffffffff;
+	us.lane->kind = 0x5a5a;
+	us.lane->ring_size = 0xffffffff;
+	us.lane->ring_offset = ~0ULL;
+	good();
+}
+
+static void wild_wakes(void)
+{
+	us.lane->rx_wake = 0x12345678;
+	us.lane->tx_wake = 0x87654321;
+	good();
+}
+
+static void many_doorbells(void)
+{
+	int n;
+
+	for (n = 0; n < 20000; n++)
+		ring_doorbell();
+}
+
+/* A ring's worth of frames that are all forged. */
+static void many_forged(void)
+{
+	struct frame frame = good_frame();
+	int n;
+
+	memcpy(frame.from, us.as, 6);
+	for (n = 0; n < 1000; n++)
+		us.head += write_record(FRAME_BYTES(46), VMLOOP_RECORD_FRAME, &frame,
+					FRAME_BYTES(46));
+	publish(us.head);
+}
+
+/* What the ring contains changes all the time while the victim reads it. */
+static void changing_records(void)
+{
+	uint32_t bytes = us.ring_size / 2;
+	uint32_t at = us.head & (us.ring_size - 1);
+	volatile uint64_t *word = (void *)(us.ring + at);
+	struct frame frame = good_frame();
+	double until = now() + 0.3;
+	uint32_t n;
+
+	for (n = 0; n < 1000; n++)
+		us.head += write_record(FRAME_BYTES(46), VMLOOP_RECORD_FRAME, &frame,
+					FRAME_BYTES(46));
+	publish(us.head);
+	for (n = 0; now() < until; n++)
+		word[scatter(n) % (bytes / 8)] = scatter(n * 7ULL);
+	ring_doorbell();
+}
+
+/*
+ * What must come of an attack: "counter NAME N": exactly that counter of the
+ * victim's moves, by N; "broken": the victim ends the channel; "ended": it ends
+ * the channel without holding us for broken; "any": no more than that the
+ * victim survives.
+ */
+static const struct attack {
+	const char *name;
+	void (*act)(void);
+	const char *outcome;
+} attacks[] = {
+	{ "good", good, "counter rx_frames 1" },
+	{ "forged_source", forged_source, "counter drop_source 1" },
+	{ "own_source", own_source, "counter drop_source 1" },
+	{ "many_forged", many_forged, "counter drop_source 1000" },
+	{ "other_destination", other_destination, "counter drop_destination 1" },
+	{ "broadcast", broadcast, "counter drop_destination 1" },
+	{ "no_frame", no_frame, "counter drop_malformed 1" },
+	{ "empty_record", empty_record, "counter drop_malformed 1" },
+	{ "too_large_a_frame", too_large_a_frame, "counter drop_malformed 1" },
+	{ "unknown_record", unknown_record, "counter drop_malformed 1" },
+	{ "gso_unknown", gso_unknown, "counter drop_malformed 1" },
+	{ "gso_without_checksum", gso_without_checksum, "counter drop_malformed 1" },
+	{ "gso_of_nothing", gso_of_nothing, "counter drop_malformed 1" },
+	{ "gso_ecn_alone", gso_ecn_alone, "counter drop_malformed 1" },
+	{ "gso_in_the_headers", gso_in_the_headers, "counter drop_malformed 1" },
+	{ "gso_headers_past_the_end", gso_headers_past_the_end, "counter drop_malformed 1" },
+	{ "checksum_past_the_end", checksum_past_the_end, "counter drop_malformed 1" },
+	{ "checksum_field_past_the_end", checksum_field_past_the_end,
+	  "counter drop_malformed 1" },
+	{ "vlan_of_nothing", vlan_of_nothing, "counter drop_malformed 1" },
+	{ "other_rules", other_rules, "counter rx_frames 1" },
+	{ "wild_wakes", wild_wakes, "counter rx_frames 1" },
+	{ "many_doorbells", many_doorbells, "counter rx_frames 0" },
+	{ "unaligned_head", unaligned_head, "broken" },
+	{ "head_past_the_ring", head_past_the_ring, "broken" },
+	{ "head_far_away", head_far_away, "broken" },
+	{ "head_backwards", head_backwards, "broken" },
+	{ "record_past_the_head", record_past_the_head, "broken" },
+	{ "record_past_the_ring", record_past_the_ring, "broken" },
+	{ "record_of_all_ones", record_of_all_ones, "broken" },
+	{ "misplaced_padding", misplaced_padding, "broken" },
+	{ "tail_past_the_head", tail_past_the_head, "any" },
+	{ "state_unknown", state_unknown, "ended" },
+	{ "state_absent", state_absent, "ended" },
+	{ "changing_records", changing_records, "any" },
+};
+
+#define ATTACKS	((int)(sizeof(attacks) / sizeof(attacks[0])))
+
+static void read_mac(const char *text, uint8_t *mac)
+{
+	if (sscanf(text, "%hhx:%hhx:%hhx:%hhx:%hhx:%hhx", &mac[0], &mac[1], &mac[2], &mac[3],
+		   &mac[4], &mac[5]) != 6)
+		fail("not a hardware address: %s", text);
+}
+
+static void attack(const char *name)
+{
+	const struct vmloop_shm_header *header = (void *)us.device->base;
+	unsigned int side = us.device->id & 1;
+	int n;
+
+	us.ours = side_of(us.device, side);
+	us.lane = &us.ours->lane[0];
+	us.ring = us.device->base + header->data_offset[side] + us.lane->ring_offset;
+	us.ring_size = us.lane->ring_size;
+	us.head = us.lane->tx_head;
+	if (us.ours->state != VMLOOP_SIDE_READY)
+		fail("the channel is not up");
+	for (n = 0; n < ATTACKS; n++) {
+		if (!strcmp(attacks[n].name, name)) {
+			attacks[n].act();
+			return;
+		}
+	}
+	fail("no attack %s", name);
+}
+
+int main(int argc, char **argv)
+{
+	const char *what = argc > 1 ? argv[1] : "";
+	uint8_t mark[MARK_SIZE];
+	struct device *device;
+	unsigned long offset;
+	int n;
+
+	if (!strcmp(what, "list-attacks")) {
+		for (n = 0; n < ATTACKS; n++)
+			printf("%s: %s\n", attacks[n].name, attacks[n].outcome);
+		return 0;
+	}
+	find_devices();
+	if (!strcmp(what, "list")) {
+		list();
+	} else if (!strcmp(what, "mark") && argc == 5) {
+		device = find_tag((uint32_t)atoi(argv[2]));
+		offset = strtoul(argv[3], NULL, 0);
+		read_mark(argv[4], mark);
+		if (offset % MARK_SIZE || offset + MARK_SIZE > device->size)
+			fail("no place for a mark: %lu", offset);
+		memcpy(device->base + offset, mark, MARK_SIZE);
+	} else if (!strcmp(what, "find") && argc == 3) {
+		read_mark(argv[2], mark);
+		find(mark);
+	} else if (!strcmp(what, "attack") && (argc == 6 || argc == 7)) {
+		us.device = find_tag((uint32_t)atoi(argv[2]));
+		read_mac(argv[4], us.from);
+		read_mac(argv[5], us.to);
+		read_mac(argv[argc - 1], us.as);
+		attack(argv[3]);
+	} else {
+		fail("usage: shm list | mark TAG OFFSET HEX | find HEX | list-attacks | attack TAG NAME FROM TO [AS]");
+	}
+	return 0;
+}
