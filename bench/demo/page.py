@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The demo's page: one HTML file that needs nothing else, with its plots drawn as SVG."""
+
+import html
+import math
+from collections.abc import Callable
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from ..path.measure import KINDS, ratio
+from ..path.table import number
+
+WIDTH = 920
+
+
+def esc(text: object) -> str:
+    """Text for HTML."""
+    return html.escape(str(text))
+
+
+def nice_top(value: float) -> tuple[float, float]:
+    """Top of an axis, and the distance of its marks, for values up to ``value``."""
+    if value <= 0:
+        return 1.0, 0.5
+    power = 10 ** math.floor(math.log10(value))
+    for step in (0.2, 0.25, 0.5, 1, 2):
+        if value / (step * power) <= 5.5:
+            step *= power
+            return math.ceil(value / step) * step, step
+    return 10 * power, 2 * power
+
+
+def timeline_plot(points: list[tuple[float, float]], events: list[dict[str, Any]]) -> str:
+    """Throughput over time; where the channel carried it is shaded, and the moments of switching are marked."""
+    height, left, right, top, bottom = 320, 52, 16, 58, 36
+    at = {event["what"]: event["at"] for event in events}
+    end = max(points[-1][0], at["unloaded"])
+    ceiling, step = nice_top(max(rate for _, rate in points))
+
+    def x(seconds: float) -> float:
+        return left + (WIDTH - left - right) * seconds / end
+
+    def y(rate: float) -> float:
+        return height - bottom - (height - top - bottom) * rate / ceiling
+
+    parts = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="Throughput over time">']
+    begin, stop = at["channel up"], at["rmmod"]
+    parts.append(
+        f'<rect class="zone" x="{x(begin):.1f}" y="{top}" width="{x(stop) - x(begin):.1f}"'
+        f' height="{height - top - bottom}"/>'
+    )
+    for n in range(round(ceiling / step) + 1):
+        rate = n * step
+        parts.append(f'<line class="grid" x1="{left}" x2="{WIDTH - right}" y1="{y(rate):.1f}" y2="{y(rate):.1f}"/>')
+        parts.append(f'<text class="tick" x="{left - 8}" y="{y(rate) + 4:.1f}" text-anchor="end">{rate:g}</text>')
+    every = 2 if end <= 40 else 5
+    for mark in range(0, int(end) + 1, every):
+        parts.append(f'<text class="tick" x="{x(mark):.1f}" y="{height - 14}" text-anchor="middle">{mark}</text>')
+    parts.append(f'<text class="tick" x="{WIDTH - right}" y="{height - 1}" text-anchor="end">seconds</text>')
+    parts.append(f'<text class="tick" x="{left - 40}" y="{top - 14}">Gbit/s</text>')
+    line = " ".join(f"{x(seconds):.1f},{y(min(rate, ceiling)):.1f}" for seconds, rate in points)
+    area = f"{x(points[0][0]):.1f},{y(0):.1f} {line} {x(points[-1][0]):.1f},{y(0):.1f}"
+    parts.append(f'<polygon class="area" points="{area}"/><polyline class="line" points="{line}"/>')
+    for seconds, rate in points:
+        parts.append(
+            f'<circle class="dot" cx="{x(seconds):.1f}" cy="{y(rate):.1f}" r="6">'
+            f"<title>{seconds:.2f} s: {rate:.2f} Gbit/s</title></circle>"
+        )
+    # Pairs of marks lie close together: the labels of each grow apart.
+    labels = (
+        ("modprobe", "modprobe", "end", 20),
+        ("channel up", "channel up", "start", 20),
+        ("rmmod", "rmmod", "end", 20),
+        ("unloaded", "standard again", "start", 20),
+    )
+    for key, label, anchor, label_y in labels:
+        place = x(at[key])
+        shift = -6 if anchor == "end" else 6
+        strong = " up" if key == "channel up" else ""
+        parts.append(
+            f'<line class="mark{strong}" x1="{place:.1f}" x2="{place:.1f}" y1="{label_y - 10}" y2="{height - bottom}"/>'
+        )
+        parts.append(
+            f'<text class="label{strong}" x="{place + shift:.1f}" y="{label_y}" text-anchor="{anchor}">{label}'
+            f'<tspan class="when" x="{place + shift:.1f}" dy="15">{at[key]:.1f} s</tspan></text>'
+        )
+    parts.append("</svg>")
+    return "".join(parts)
+
+
+def bar_row(test: str, results: list[dict[str, Any]]) -> str:
+    """Both medians of a test as bars, each slice as a tick, and the ratio."""
+    kind = KINDS[test]
+    rows = {one["path"]: one for one in results if one["test"] == test}
+    change = ratio(results, test)
+    if change is None:
+        return ""
+    ceiling = max(value for one in rows.values() for value in one["values"]) * 1.02
+    width, height = 560, 64
+    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{esc(kind.title)}">']
+    for n, path in enumerate(("standard", "channel")):
+        one = rows[path]
+        top = 6 + n * 30
+        scale = (width - 150) / ceiling
+        length = max(one["median"] * scale, 2)
+        parts.append(f'<rect class="bar {path}" x="0" y="{top}" width="{length:.1f}" height="22" rx="3"><title>')
+        parts.append(f"{path}: median {number(one['median'])} {kind.unit}</title></rect>")
+        for value in one["values"]:
+            parts.append(
+                f'<line class="slice" x1="{value * scale:.1f}" x2="{value * scale:.1f}" y1="{top + 4}" y2="{top + 18}">'
+                f"<title>{number(value)} {kind.unit}</title></line>"
+            )
+        far = max(length, *(value * scale for value in one["values"])) + 8
+        parts.append(f'<text class="value" x="{far:.1f}" y="{top + 16}">{number(one["median"])}')
+        parts.append(f'<tspan class="unit" dx="4">{esc(kind.unit)}</tspan></text>')
+    parts.append("</svg>")
+    if kind.lower_is_better:
+        big, small = f"{1 / change:.1f}&times;", "less" if change < 1 else "of it"
+    else:
+        big, small = f"{change:.1f}&times;", "more" if change > 1 else "of it"
+    return (
+        f'<section class="row"><div class="what"><h3>{esc(kind.title)}</h3>'
+        f"<p>{'lower' if kind.lower_is_better else 'higher'} is better</p></div>"
+        f'<div class="bars">{"".join(parts)}</div>'
+        f'<div class="ratio"><b>{big}</b><span>{small}</span></div></section>'
+    )
+
+
+def netpipe_plot(series: dict[str, list[tuple[int, float, float]]]) -> str:
+    """NetPIPE: throughput over message size, both axes logarithmic."""
+    height, left, right, top, bottom = 310, 60, 110, 34, 40
+    rows = [row for rows in series.values() for row in rows if row[1] > 0]
+    if not rows:
+        return ""
+    x_low, x_high = math.log2(min(row[0] for row in rows)), math.log2(max(row[0] for row in rows))
+    y_low = math.floor(math.log10(min(row[1] for row in rows)))
+    y_high = math.ceil(math.log10(max(row[1] for row in rows)))
+
+    def x(size: float) -> float:
+        return left + (WIDTH - left - right) * (math.log2(size) - x_low) / max(x_high - x_low, 1)
+
+    def y(rate: float) -> float:
+        return height - bottom - (height - top - bottom) * (math.log10(rate) - y_low) / max(y_high - y_low, 1)
+
+    names = ("", "K", "M", "G")
+    parts = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="NetPIPE">']
+    for power in range(y_low, y_high + 1):
+        place = y(10**power)
+        parts.append(f'<line class="grid" x1="{left}" x2="{WIDTH - right}" y1="{place:.1f}" y2="{place:.1f}"/>')
+        parts.append(f'<text class="tick" x="{left - 8}" y="{place + 4:.1f}" text-anchor="end">{10.0**power:g}</text>')
+    for power in range(math.ceil(x_low), math.floor(x_high) + 1, 2):
+        name = f"{2 ** (power % 10)}{names[power // 10]}"
+        parts.append(f'<text class="tick" x="{x(2**power):.1f}" y="{height - 20}" text-anchor="middle">{name}</text>')
+    parts.append(f'<text class="tick" x="{WIDTH - right}" y="{height - 3}" text-anchor="end">bytes a message</text>')
+    parts.append(f'<text class="tick" x="{left - 8}" y="{top - 18}" text-anchor="end">Mbit/s</text>')
+    for path in ("standard", "channel"):
+        good = [(size, rate) for size, rate, _ in series.get(path, []) if rate > 0]
+        if not good:
+            continue
+        line = " ".join(f"{x(size):.1f},{y(rate):.1f}" for size, rate in good)
+        parts.append(f'<polyline class="curve {path}" points="{line}"/>')
+        for size, rate in good:
+            parts.append(
+                f'<circle class="dot" cx="{x(size):.1f}" cy="{y(rate):.1f}" r="6">'
+                f"<title>{path}, {size} bytes: {rate:.1f} Mbit/s</title></circle>"
+            )
+        size, rate = good[-1]
+        parts.append(f'<text class="name {path}" x="{x(size) + 10:.1f}" y="{y(rate) + 4:.1f}">{path}</text>')
+    parts.append("</svg>")
+    return "".join(parts)
+
+
+def results_table(results: list[dict[str, Any]]) -> str:
+    """All values, for who wants to compute with them."""
+    rows = []
+    for one in results:
+        values = ", ".join(number(value) for value in one["values"])
+        rows.append(
+            f"<tr><td>{esc(KINDS[one['test']].title)}</td><td>{esc(one['path'])}</td>"
+            f"<td class=n>{number(one['median'])}</td><td>{esc(one['unit'])}</td><td>{values}</td></tr>"
+        )
+    return "".join(rows)
+
+
+PAGE = Template((Path(__file__).parent / "page.html").read_text())
+
+
+def lead(results: list[dict[str, Any]]) -> str:
+    """The result in one sentence."""
+    say: list[str] = []
+    phrases: list[tuple[str, Callable[[float], str]]] = [
+        ("tcp_stream", lambda change: f"{change:.1f} times the TCP throughput"),
+        ("udp_stream", lambda change: f"{change:.0f} times the UDP throughput"),
+        ("ping_rtt", lambda change: f"round trips in {change * 100:.0f} % of the time"),
+        ("cpu_per_gb", lambda change: f"{change * 100:.0f} % of the CPU time per byte"),
+    ]
+    for test, phrase in phrases:
+        change = ratio(results, test)
+        if change is not None:
+            say.append(phrase(change))
+    if not say:
+        return ""
+    listed = ", ".join(say[:-1]) + " and " + say[-1] if len(say) > 1 else say[0]
+    return f"Through shared memory: {listed}, compared with the standard network of the same machine."
+
+
+def write_page(target: Path, data: dict[str, Any], more: dict[str, Any]) -> None:
+    """Write the page. ``data`` is what out/demo.json holds, ``more`` what out/demo-record.json does."""
+    results, host = data["results"], data["host"]
+    clock = host["clocksource"]
+    facts = {
+        "host": f"{host['cpu']}, {host['cpus']} CPUs, accelerator {host['accelerator']}",
+        "kernels": f"host {host['host_kernel']}, guests {host['guest_kernel']} on {host['machine']}",
+        "hypervisor": host["qemu"],
+        "standard network": host["standard_network"],
+        "clock source": f"host {clock['host']}, guests {clock['guest']}",
+    }
+    record = more["record"]
+    disturbed = (
+        f"Slices during which others used more than {record['disturbed_above_cpus']} CPUs of this machine are left out "
+        f"and taken again: {record['repeated']} were, and {record['kept_although_disturbed']} count although they were "
+        "disturbed."
+    )
+    counts = [len(one["values"]) for one in results]
+    target.write_text(
+        PAGE.substitute(
+            lead=esc(lead(results)),
+            standard_network=esc(host["standard_network"]),
+            timeline=timeline_plot(more["timeline"]["points"], more["timeline"]["events"]),
+            rows="".join(bar_row(test, results) for test in KINDS),
+            netpipe=netpipe_plot(more["netpipe"]),
+            facts="".join(f"<dt>{esc(key)}</dt><dd>{esc(value)}</dd>" for key, value in facts.items()),
+            table=results_table(results),
+            count=max(counts, default=0),
+            disturbed=esc(disturbed),
+        )
+    )
