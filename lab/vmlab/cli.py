@@ -71,12 +71,13 @@ def up_kvm(guests: int, kernel: str, host_kernel: str, machine: str, mtu: int, m
 def exec(tty: bool, cwd: str | None, env: tuple[str, ...], name: str, machine: str, command: tuple[str, ...]) -> None:
     """Run COMMAND in a MACHINE (host, g1, ...), as if it ran here."""
     # Not by way of Lab: start-up time is most of what a short command takes.
-    from .process import Stream, environment, interact
+    from .process import Stream, environment
+    from .terminal import run_here
 
     stream = Stream(paths.runtime_dir(name) / "switch.sock", machine)
     extra = dict(pair.partition("=")[::2] for pair in env)
     argv = list(command[1:] if command[0] == "--" else command)
-    status = interact(stream, argv, cwd or os.getcwd(), environment(machine, extra), tty)
+    status = run_here(stream, argv, cwd or os.getcwd(), environment(machine, extra), terminal=tty)
     sys.stdout.flush()
     os._exit(status)  # the thread that reads stdin may never return
 
@@ -108,13 +109,24 @@ def cp(name: str, source: str, target: str) -> None:
 @main.command()
 @NAME
 @click.option("--follow", "-f", is_flag=True, help="Go on showing what it prints.")
+@click.option("--interactive", "-i", is_flag=True, help="A shell on a guest's console; Ctrl-] leaves it.")
 @click.argument("machine")
-def console(name: str, follow: bool, machine: str) -> None:
+def console(name: str, follow: bool, interactive: bool, machine: str) -> None:
     """Show what the console of MACHINE has printed."""
     import time
 
     from .lab import Lab
 
+    if interactive:
+        from .terminal import attach
+
+        guest = Lab.open(name).guest(machine)
+        if not sys.stdin.isatty():
+            raise VmlabError("console -i needs a terminal")
+        # Without the agent too, as a console is for when all else fails.
+        if guest.answers(3):
+            guest.run("setsid -f setsid -c sh -c 'exec bash -i' <>/dev/ttyS0 >&0 2>&0", check=False)
+        os._exit(attach(guest.lab.host.stream(), f"{guest.spec.directory}/console.sock"))
     lab = Lab.open(name) if follow else Lab(name)
     path = lab.directory / machine / "console.log"
     if not path.exists():
@@ -183,9 +195,10 @@ def add(name: str, guest: str | None, **options: Any) -> None:
     """Boot one more GUEST; what is left out is as in the lab's other guests."""
     from .lab import Lab
 
-    given = {
-        key: list(value) if key == "extra_args" else value for key, value in options.items() if value not in (None, ())
-    }
+    words = list(options.pop("extra_args"))
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    if words:
+        given["extra_args"] = words
     print(Lab.open(name).add_guest(guest, **given).name)
 
 

@@ -190,13 +190,19 @@ ip link set {spec.tap} master {spec.bridge} mtu {spec.mtu} up
 {vlan}
 setsid -f sh {inside}/start.sh run 8>>{inside}/qmp.log 9>>{inside}/console.log >/dev/null 2>&1 </dev/null
 tries=0
-until [ -S agent.sock ] && [ -S qmp.sock ]; do
+# vhost's worker is a thread of the kernel up to Linux 6.3, of QEMU's since.
+until [ -S agent.sock ] && [ -S qmp.sock ] && pid=$(cat qemu.pid) &&
+        {{ worker=$(pgrep -x "vhost-$pid") || grep -q '^vhost-' /proc/$pid/task/*/comm; }}; do
     tries=$((tries + 1))
     if [ $tries -gt 3000 ] || [ -e {inside}/status ]; then
         cat {inside}/qemu.log >&2
         exit 1
     fi
     sleep 0.01
+done
+# The kernel's does not inherit that CPU 0 is out of bounds.
+for thread in $worker; do
+    taskset -cp "$(taskset -cp $$ | sed 's/.*: //')" $thread
 done
 """
         (here / "start.sh").write_text(script)

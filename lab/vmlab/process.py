@@ -17,7 +17,6 @@ from .protocol import (
     CHUNK,
     GUEST_GONE,
     LAB_GONE,
-    OPEN_TTY,
     WINDOW,
     Frame,
     Parser,
@@ -50,6 +49,7 @@ class Stream:
         self._lock = threading.Lock()
         self._credit = WINDOW
         self._room = threading.Condition()
+        self.closed = False
         self._ready: deque[tuple[int, int, bytes]] = deque()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -113,6 +113,7 @@ class Stream:
 
     def close(self) -> None:
         """Hang up; a command that still runs is killed."""
+        self.closed = True
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -279,69 +280,3 @@ class Process:
 def shell_argv(command: str | list[str]) -> list[str]:
     """A string is run by sh, a list as it is."""
     return ["sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
-
-
-def interact(stream: Stream, argv: list[str], cwd: str, env: dict[str, str], tty: bool) -> int:
-    """Run a command with this process's own stdin, stdout and stderr.
-
-    Returns its exit status; 255 when the machine or the lab failed under it.
-    """
-    import contextlib
-    import sys
-
-    restore: Callable[[], None] = lambda: None  # noqa: E731
-    if tty:
-        import termios
-        import tty as tty_module
-
-        env = env | {"TERM": os.environ.get("TERM", "linux")}
-        saved = termios.tcgetattr(0)
-        restore = lambda: termios.tcsetattr(0, termios.TCSADRAIN, saved)  # noqa: E731
-        tty_module.setraw(0)
-    stream.open(argv, cwd, env, OPEN_TTY if tty else 0)
-
-    def resize(*_: object) -> None:
-        with contextlib.suppress(OSError):
-            size = os.get_terminal_size(0)
-            stream.send(Frame.RESIZE, number(size.lines | size.columns << 16))
-
-    interrupts = 0
-
-    def forward(signum: int, _: object) -> None:
-        nonlocal interrupts
-        interrupts += 1
-        stream.send(Frame.SIGNAL, number(signum if interrupts < 3 else signal.SIGKILL))
-
-    def pump() -> None:
-        with contextlib.suppress(OSError):
-            while data := os.read(0, CHUNK):
-                stream.write(data)
-        stream.send(Frame.EOF)
-
-    if tty:
-        resize()
-        signal.signal(signal.SIGWINCH, resize)
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, forward)
-    threading.Thread(target=pump, daemon=True).start()
-    try:
-        while True:
-            kind, payload = stream.read()
-            if kind in (Frame.OUT, Frame.ERR):
-                fd = 1 if kind == Frame.OUT else 2
-                view = memoryview(payload)
-                while view:
-                    view = view[os.write(fd, view) :]
-                stream.grant(len(payload))
-            elif kind == Frame.EXIT:
-                return int.from_bytes(payload[:4], "little", signed=True)
-            elif kind == Frame.ERROR:
-                restore()
-                print(f"vmlab: {failure(stream.machine, payload)}", file=sys.stderr)
-                code, _ = unpack_error(payload)
-                return {2: 127, 13: 126}.get(code, 255)
-    except BrokenPipeError:
-        return 128 + signal.SIGPIPE
-    finally:
-        restore()
-        stream.close()
