@@ -26,7 +26,7 @@ def test_guests_reach_each_other(g1, g2):
 
 
 def test_iperf3(g1, g2):
-    with g2.popen("iperf3 -s -1") as server:
+    with g2.popen("iperf3 -s -1 --forceflush") as server:
         server.wait_for("Server listening")
         g1.run(f"iperf3 -c {g2.ip} -t 2")
         assert server.wait(10).code == 0
@@ -119,7 +119,7 @@ def test_copy(lab, g1, tmp_path):
 
 
 def test_modprobe(g1):
-    g1.run("modprobe veth && ip link add a type veth peer name b && ip link del a")
+    g1.run("modprobe veth && ip link add vt0 type veth peer name vt1 && ip link del vt0")
 
 
 def test_qmp(g1):
