@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * vmlab-agent: runs commands in a lab machine for the outside.
+ * vmlab-agent.c - runs commands in a lab machine for the outside.
  *
  * It is process 1 of every lab machine and speaks frames over one
  * virtio-serial port. A frame is a header of 12 bytes, little endian,
