@@ -109,7 +109,9 @@ void vmloop_lane_produced(struct vmloop_lane *lane)
 {
 	struct vmloop_channel *channel = lane->channel;
 
-	if (timer_pending(&channel->stall))
+	/* Not once it is being shut: nobody would end the timer. */
+	if (timer_pending(&channel->stall) ||
+	    READ_ONCE(channel->state) != VMLOOP_CHANNEL_UP)
 		return;
 	WRITE_ONCE(channel->stall_tail,
 		   READ_ONCE(channel->region.theirs->lane[0].rx_tail));
@@ -331,7 +333,8 @@ void vmloop_channel_shut(struct vmloop_channel *channel, bool peer_alive)
 	RCU_INIT_POINTER(channel->peer->up, NULL);
 	WRITE_ONCE(channel->state, VMLOOP_CHANNEL_CLOSING);
 	vmloop_peer_set_state(channel->peer, VMLOOP_CHANNEL_CLOSING, 0);
-	synchronize_net();	/* no producer is left in the lane */
+	/* No producer is left in the lane, and none sets the stall timer. */
+	synchronize_net();
 	if (was_up)
 		lane->path->lane_down(lane);
 	del_timer_sync(&channel->stall);
@@ -377,14 +380,17 @@ static void channel_end(struct vmloop_channel *channel)
 	bool broken;
 
 	lockdep_assert_held(&vmloop_mutex);
+	/*
+	 * Still alive: doorbells, which look at the lane under RCU, and the
+	 * lane's own consumer. The stall timer ended when the channel was shut.
+	 */
+	link->used = true;
+	RCU_INIT_POINTER(link->channel, NULL);
+	synchronize_rcu();	/* no doorbell looks at the lane any more */
 	channel->lane.path->lane_close(&channel->lane);
 	/* Pairs with the peer's acquire: we touch nothing of it any more. */
 	virt_store_release(&channel->region.ours->state, VMLOOP_SIDE_CLOSED);
 	link->ring(link);
-
-	link->used = true;
-	RCU_INIT_POINTER(link->channel, NULL);
-	synchronize_rcu();	/* no doorbell looks at it any more */
 
 	broken = channel->broken;
 	peer->channel = NULL;
