@@ -78,6 +78,9 @@ static struct control *control;
 static u8 *noise;
 static int memory;
 
+/* A ring from this size on does not become full by itself. */
+#define LARGE_RING (1U << 20)
+
 static double now(void)
 {
 	struct timespec t;
@@ -282,8 +285,34 @@ static bool check(u64 n, const struct vmloop_shm_record *record, const void *pay
 	return true;
 }
 
+/*
+ * Lets a large ring become full. On a quiet machine the consumer keeps up, and
+ * a producer that never waits has not shown that it is woken.
+ */
+static void let_it_fill(const struct view *view, const struct vmloop_ring_rx *rx)
+{
+	const u64 *waits = &control->producer.waits;
+	const u64 *records = &control->producer.records;
+	u64 before = __atomic_load_n(waits, __ATOMIC_RELAXED);
+	double end = now() + 5;
+	u32 last = rx->tail;
+
+	while (__atomic_load_n(waits, __ATOMIC_RELAXED) == before &&
+	       __atomic_load_n(records, __ATOMIC_RELAXED) < options.records && now() < end) {
+		u32 head = __atomic_load_n(&view->producer->tx_head, __ATOMIC_RELAXED);
+
+		/* It waits already, for more room than there is. */
+		if (head == last && head - rx->tail >= rx->size / 4 * 3)
+			return;
+		last = head;
+		usleep(1000);
+	}
+}
+
 static bool consume(struct view *view)
 {
+	u64 pause = options.ring >= LARGE_RING ? options.records / 20 : 0;
+	u64 next_pause = pause;
 	struct counts *counts = &control->consumer;
 	struct vmloop_shm_record record;
 	struct vmloop_ring_rx rx;
@@ -329,6 +358,10 @@ static bool consume(struct view *view)
 			}
 			batch = 1 + (r & 15);
 			dawdle(r >> 8);
+			if (pause && n >= next_pause) {
+				next_pause += pause;
+				let_it_fill(view, &rx);
+			}
 		}
 	}
 	vmloop_ring_consume_publish(&rx);
