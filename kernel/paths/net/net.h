@@ -71,6 +71,7 @@ struct net_counters {
  * @down: nothing waits any more: frames go past us; under the lane's tx_lock
  * @watcher: thread that looks at the ring while it is expected to fill
  * @asked: the watcher is to look; single word
+ * @watching: it will look again after it has run @napi; only it writes
  * @looking: it is doing so, and will see the next record; single word
  * @timer: runs @napi while the doorbell is held off and the watcher is not
  *	looking
@@ -90,6 +91,7 @@ struct net_lane {
 	bool down;
 	struct task_struct *watcher;
 	bool asked;
+	bool watching;
 	bool looking;
 	struct hrtimer timer;
 	u32 bell_ns;

@@ -127,6 +127,7 @@ static void watch(struct net_lane *net)
 {
 	u64 since = ktime_get_ns();
 
+	WRITE_ONCE(net->watching, true);
 	while (!kthread_should_stop()) {
 		u64 until = since + READ_ONCE(net->window);
 
@@ -136,6 +137,8 @@ static void watch(struct net_lane *net)
 		} else if (ktime_get_ns() >= until) {
 			/* For the next doorbell to learn from. */
 			WRITE_ONCE(net->idle_since, since);
+			/* What came since the last look is not ours to watch. */
+			WRITE_ONCE(net->watching, false);
 			run(net);
 			return;
 		}
@@ -196,8 +199,8 @@ void net_watch_woken(struct net_lane *net)
  */
 bool net_watch_idle(struct net_lane *net, int work)
 {
-	if (current == net->watcher)
-		return work;	/* it looks again, unless it gave up */
+	if (current == net->watcher && READ_ONCE(net->watching))
+		return work;	/* it looks again */
 	if (READ_ONCE(net->looking))
 		return true;
 	if (!work)
