@@ -27,8 +27,8 @@ SERIES = ("6.1", "6.12", "debug")
 DEFAULT = "6.1"
 META_PACKAGES = {"6.1": "linux-image-amd64", "6.12": "linux-image-6.12-amd64"}
 
-BOOT_MODULES = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay")
-"""What /init needs before it has the outside's root."""
+BOOT_MODULES = ("virtio_pci", "virtio_console", "virtio_net", "9pnet_virtio", "9p", "overlay")
+"""What /init needs before it has the outside's root, and the network."""
 
 
 @dataclass(frozen=True)

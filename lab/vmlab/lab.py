@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -103,10 +104,9 @@ class Lab:
             lab.host.ensure_bridge("br0", mtu=mtu, subnet=0)
             # All start at once; their boots overlap.
             fresh = [lab.add_guest(boot=False) for _ in range(guests)]
-            for guest in fresh:
-                guest.start(wait=False)
-            for guest in fresh:
-                guest.wait_booted()
+            with ThreadPoolExecutor(max_workers=4) as pool:
+                for done in [pool.submit(guest.start) for guest in fresh]:
+                    done.result()
         except BaseException as error:
             if isinstance(error, VmlabError) and not isinstance(error, GuestFailed):
                 error = LabFailed(f"lab {name} did not boot: {error} (console: {lab.directory}/host/console.log)")

@@ -160,7 +160,8 @@ class Guest(Machine):
             spec.vlan is not None,
         )  # fmt: skip
         vlan = (
-            f"bridge vlan del dev {spec.tap} vid 1; bridge vlan add dev {spec.tap} vid {spec.vlan} pvid untagged"
+            f"bridge vlan del dev {spec.tap} vid 1 && "
+            f"bridge vlan add dev {spec.tap} vid {spec.vlan} pvid untagged || exit"
             if spec.vlan is not None
             else ""
         )
@@ -180,13 +181,12 @@ if [ "${{1-}}" = run ]; then
     mv {inside}/status.new {inside}/status
     exit
 fi
-ip link del {spec.tap} 2>/dev/null
-set -e
 rm -f *.sock qemu.pid {inside}/status
 chown {QEMU_UID}:{QEMU_UID} .
-ip tuntap add dev {spec.tap} mode tap user {QEMU_UID} vnet_hdr
+[ ! -e /sys/class/net/{spec.tap} ] || ip link del {spec.tap}
+ip tuntap add dev {spec.tap} mode tap user {QEMU_UID} vnet_hdr || exit
 echo 1 >/proc/sys/net/ipv6/conf/{spec.tap}/disable_ipv6
-ip link set {spec.tap} master {spec.bridge} mtu {spec.mtu} up
+ip link set {spec.tap} master {spec.bridge} mtu {spec.mtu} up || exit
 {vlan}
 setsid -f sh {inside}/start.sh run 8>>{inside}/qmp.log 9>>{inside}/console.log >/dev/null 2>&1 </dev/null
 tries=0

@@ -142,7 +142,11 @@ static void watch(struct net_lane *net)
 			run(net);
 			return;
 		}
-		cond_resched();
+		/* Nobody looks while others run: the timer must. */
+		if (need_resched()) {
+			timer_begin(net);
+			cond_resched();
+		}
 	}
 }
 
