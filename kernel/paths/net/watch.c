@@ -97,36 +97,32 @@ static bool look(struct net_lane *net, u64 until)
 	struct vmloop_ring_rx *rx = &net->lane->rx;
 	bool moved;
 
-	preempt_disable();
 	WRITE_ONCE(net->looking, true);
 	vmloop_ring_watch(rx);
 	while (!(moved = vmloop_ring_moved(rx)) && !need_resched() &&
 	       ktime_get_ns() < until)
 		cpu_relax();
 	WRITE_ONCE(net->looking, false);
-	if (need_resched())
-		timer_begin(net);	/* who takes the CPU now may keep it */
-	preempt_enable();
 	return moved;
 }
 
 /* Runs poll() here and now. */
 static void run(struct net_lane *net)
 {
-	preempt_disable();
 	local_bh_disable();
 	napi_schedule(&net->napi);
 	local_bh_enable();
-	/* What was consumed may have woken somebody. */
-	if (need_resched())
-		timer_begin(net);
-	preempt_enable();
 }
 
+/*
+ * Nobody else runs here from look to look: who took the CPU between them would
+ * find neither a doorbell asked for nor a timer set.
+ */
 static void watch(struct net_lane *net)
 {
 	u64 since = ktime_get_ns();
 
+	preempt_disable();
 	WRITE_ONCE(net->watching, true);
 	while (!kthread_should_stop()) {
 		u64 until = since + READ_ONCE(net->window);
@@ -140,14 +136,17 @@ static void watch(struct net_lane *net)
 			/* What came since the last look is not ours to watch. */
 			WRITE_ONCE(net->watching, false);
 			run(net);
-			return;
+			break;
 		}
 		/* Nobody looks while others run: the timer must. */
 		if (need_resched()) {
 			timer_begin(net);
+			preempt_enable();
 			cond_resched();
+			preempt_disable();
 		}
 	}
+	preempt_enable();
 }
 
 static int watcher(void *data)
@@ -254,6 +253,8 @@ int net_watch_start(struct net_lane *net)
  */
 void net_watch_stop(struct net_lane *net)
 {
+	/* On a busy CPU the lowest class may have to wait long for its end. */
+	sched_set_normal(net->watcher, 0);
 	kthread_stop(net->watcher);
 	hrtimer_cancel(&net->timer);
 }
