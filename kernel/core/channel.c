@@ -622,6 +622,22 @@ void vmloop_channels_report(struct vmloop_transport *transport)
 }
 
 /**
+ * vmloop_channels_look() - have all channels looked at, soon
+ * @transport: those of this transport
+ *
+ * Context: core mutex held.
+ */
+void vmloop_channels_look(struct vmloop_transport *transport)
+{
+	struct vmloop_link *link;
+
+	lockdep_assert_held(&vmloop_mutex);
+	list_for_each_entry(link, &links, list)
+		if (link->transport == transport && link_channel(link))
+			mod_delayed_work(vmloop_workqueue, &link->work, 0);
+}
+
+/**
  * vmloop_stats_report() - counters of all channels of a transport
  * @transport: whose
  * @out: called for each channel under the core mutex; cookie is left zero

@@ -125,6 +125,7 @@ u64 vmloop_peer_counter(const struct vmloop_peer *peer,
 /* channel.c */
 void vmloop_channels_adopt(struct vmloop_transport *transport);
 void vmloop_channels_report(struct vmloop_transport *transport);
+void vmloop_channels_look(struct vmloop_transport *transport);
 void vmloop_channels_end(const struct vmloop_path *path);
 void vmloop_channel_shut(struct vmloop_channel *channel, bool peer_alive);
 const char *vmloop_channel_state_name(enum vmloop_channel_state state);

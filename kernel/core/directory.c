@@ -380,6 +380,9 @@ static void entry_apply(struct vmloop_transport *transport,
 		peer->tag = entry->tag;
 		if (peer->tag)
 			cancel_delayed_work(&peer->request);
+		/* Who asked while the old channel was named did so in vain. */
+		else if (!peer->channel && peer->state == VMLOOP_CHANNEL_NONE)
+			peer_forget_answer(peer);
 	}
 	/* The directory has changed: what was refused may be asked again. */
 	if (!peer->tag && !peer->channel &&

@@ -61,6 +61,7 @@ void vmloop_agent_here(struct vmloop_transport *transport,
 	transport->idle_ms = welcome->idle_ms;
 	strscpy(transport->guest, welcome->name, sizeof(transport->guest));
 	vmloop_channels_report(transport);
+	vmloop_channels_look(transport);	/* idle_ms may be another */
 	mutex_unlock(&vmloop_mutex);
 	vmloop_address_advertise();
 }
