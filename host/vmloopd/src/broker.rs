@@ -204,6 +204,8 @@ pub struct Broker {
     log: broadcast::Sender<api::Event>,
     started: Instant,
     agent: u64,
+    /// tag that was given last
+    last_tag: u32,
     policy: Policy,
     policy_error: String,
     links: Links,
@@ -313,6 +315,7 @@ impl Broker {
             log: broadcast::channel(256).0,
             started: Instant::now(),
             agent: u64::from_le_bytes(number).max(1),
+            last_tag: 0,
             policy,
             policy_error: String::new(),
             links: Links::default(),
@@ -885,10 +888,11 @@ impl Broker {
                 return Err((shm::VMLOOP_REFUSED_SLOTS, SLOTS_RETRY));
             }
         }
-        let Some(tag) = free_tag(|tag| self.tag_used(key, tag) || self.tag_used(other_key, tag))
-        else {
+        let used = |tag| self.tag_used(key, tag) || self.tag_used(other_key, tag);
+        let Some(tag) = free_tag(self.last_tag, used) else {
             return Err((shm::VMLOOP_REFUSED_SLOTS, SLOTS_RETRY));
         };
+        self.last_tag = tag;
         let channel = self.make_channel(tag, key, other_key, false);
         if let Some(channel) = self.channels.get_mut(&channel) {
             channel.wanted_by.insert(key);

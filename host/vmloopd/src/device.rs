@@ -135,13 +135,13 @@ fn conversation(spec: &Spec<'_>) -> io::Result<(OwnedFd, OwnedFd)> {
 pub struct Slots {
     qmp: Qmp,
     kind: Kind,
-    plugging: Arc<Mutex<()>>,
+    turn: Arc<Mutex<()>>,
 }
 
 impl Slots {
     /// Places of the machine behind `qmp`.
     pub fn new(qmp: Qmp, kind: Kind) -> Self {
-        Self { qmp, kind, plugging: Arc::default() }
+        Self { qmp, kind, turn: Arc::default() }
     }
 
     /// Plugs a device. What was half done is undone on an error. Must run to
@@ -150,8 +150,9 @@ impl Slots {
     /// # Errors
     /// [`Error`]
     pub async fn plug(&self, spec: Spec<'_>) -> Result<Plugged, Error> {
-        // One at a time, so that two never choose the same port.
-        let _turn = self.plugging.lock().await;
+        // One at a time, so that two never choose the same port, and none gets
+        // a slot that the guest is about to eject.
+        let _turn = self.turn.lock().await;
         let bus = match machine::free_slot(&self.qmp, self.kind, spec.size).await {
             Ok(bus) => bus,
             Err(NoSlot::Full) => return Err(Error::Slots("PCI Express root port")),
@@ -192,6 +193,9 @@ impl Slots {
     pub async fn unplug(&self, plugged: Plugged, slow: impl FnOnce()) {
         let mut slow = Some(slow);
         loop {
+            // While two removals are pending on a PC, the guest hears of each of
+            // them twice, and ejects what was plugged in between.
+            let _turn = self.turn.lock().await;
             let mut events = self.qmp.events();
             match self.qmp.execute("device_del", json!({"id": plugged.device})).await {
                 Ok(_) => {}

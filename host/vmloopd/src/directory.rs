@@ -165,9 +165,10 @@ impl<'a> View<'a> {
     }
 }
 
-/// Lowest tag that neither of two guests uses.
-pub fn free_tag(used: impl Fn(u32) -> bool) -> Option<u32> {
-    (1..=TAG_MAX).find(|tag| !used(*tag))
+/// The next tag behind `last` that neither of two guests uses. Going round keeps
+/// what is still said of a former channel apart from its successor.
+pub fn free_tag(last: u32, used: impl Fn(u32) -> bool) -> Option<u32> {
+    (last + 1..=TAG_MAX).chain(1..=last.min(TAG_MAX)).find(|tag| !used(*tag))
 }
 
 #[cfg(test)]
@@ -307,8 +308,11 @@ mod tests {
 
     #[test]
     fn tags() {
-        assert_eq!(free_tag(|_| false), Some(1));
-        assert_eq!(free_tag(|tag| [1, 2, 4].contains(&tag)), Some(3));
-        assert_eq!(free_tag(|_| true), None);
+        assert_eq!(free_tag(0, |_| false), Some(1));
+        assert_eq!(free_tag(1, |tag| [1, 2, 4].contains(&tag)), Some(3));
+        assert_eq!(free_tag(3, |tag| [1, 2, 4].contains(&tag)), Some(5));
+        assert_eq!(free_tag(TAG_MAX, |tag| tag == 1), Some(2));
+        assert_eq!(free_tag(7, |tag| tag != 7), Some(7));
+        assert_eq!(free_tag(7, |_| true), None);
     }
 }

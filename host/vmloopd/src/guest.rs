@@ -193,12 +193,16 @@ impl Outbox {
     }
 }
 
+type Events = broadcast::Receiver<qmp::Event>;
+
 /// Why a guest's task stops serving a control device.
 enum End {
     Detach,
     MachineGone,
     Broken(Broken),
     Failed(io::Error),
+    /// somebody else unplugged it
+    Lost,
 }
 
 /// What a guest's task needs to begin.
@@ -386,6 +390,7 @@ impl Serving {
         let mut first = true;
         loop {
             let plugged_at = Instant::now();
+            let mut qemu = self.qmp.events();
             let mut control = match Control::plug(&self.slots).await {
                 Ok(control) => control,
                 Err(error) if first => return Err(device_problem(&error)),
@@ -399,7 +404,7 @@ impl Serving {
             };
             first = false;
             self.tell(Event::ControlUp { key: self.key }).await;
-            let end = self.serve(&mut control).await;
+            let end = self.serve(&mut control, &mut qemu).await;
             self.tell(Event::Away { key: self.key }).await;
             control.region.close();
             match &end {
@@ -413,6 +418,9 @@ impl Serving {
                     warn!(key = self.key, %error, "replacing the control device");
                 }
                 End::Failed(error) => warn!(key = self.key, %error, "replacing the control device"),
+                End::Lost => {
+                    warn!(key = self.key, "the control device was unplugged; plugging another");
+                }
             }
             control.ring();
             let key = self.key;
@@ -458,17 +466,20 @@ impl Serving {
         });
     }
 
-    async fn serve(&mut self, control: &mut Control) -> End {
-        match self.serve_inner(control).await {
+    async fn serve(&mut self, control: &mut Control, qemu: &mut Events) -> End {
+        match self.serve_inner(control, qemu).await {
             Ok(end) => end,
             Err(error) => End::Broken(error),
         }
     }
 
-    async fn serve_inner(&mut self, control: &mut Control) -> Result<End, Broken> {
+    async fn serve_inner(
+        &mut self,
+        control: &mut Control,
+        qemu: &mut Events,
+    ) -> Result<End, Broken> {
         let mut messages = Bucket::new(200.0, 400.0);
         let mut wakes = Bucket::new(2000.0, 2000.0);
-        let mut qemu = self.qmp.events();
         let mut connected = false;
         let mut was_reset = false;
         let mut welcomed = false;
@@ -576,7 +587,12 @@ impl Serving {
                         was_reset = true;
                         self.tell(Event::Away { key: self.key }).await;
                     }
-                    Ok(event) if event.name == "DEVICE_DELETED" => self.rescan(),
+                    Ok(event) if event.name == "DEVICE_DELETED" => {
+                        if event.data["device"] == CONTROL {
+                            return Ok(End::Lost);
+                        }
+                        self.rescan();
+                    }
                     Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
                     Err(broadcast::error::RecvError::Closed) => return Ok(End::MachineGone),
                 },

@@ -304,6 +304,28 @@ fn a_guest_that_misbehaves() {
 }
 
 #[test]
+fn a_control_device_that_is_lost() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
+    let agent = Agent::start(directory.path());
+    let (mut a, mut b) = meet(&agent, &one, &two);
+    link(&mut a, &mut b, &one, &two);
+    one.lose("vmloop-ctl");
+    // Nobody can be told anything: the channel goes.
+    wait("an end of the channel", || {
+        b.hear();
+        b.closes == [shm::VMLOOP_CLOSE_PEER_GONE] && agent.channels() == 0
+    });
+    wait("another control device", || one.state().plugged["vmloop-ctl"] == 2);
+    let mut a = Modules::load(&one, 35, [10, 0, 0, 1]);
+    wait("it to be back", || {
+        a.hear();
+        b.hear();
+        a.directory.len() == 1 && b.directory.len() == 1
+    });
+}
+
+#[test]
 fn a_guest_that_claims_what_is_not_its_own() {
     let directory = tempfile::tempdir().expect("a directory");
     let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
@@ -373,13 +395,13 @@ fn policy_and_network_close_channels() {
         std::thread::sleep(std::time::Duration::from_millis(300));
         a.hear();
         b.hear();
-        one.has("vmloop-ch-1") && two.has("vmloop-ch-1")
+        one.has("vmloop-ch-2") && two.has("vmloop-ch-2")
     });
     agent.send(Event::Links(Links::default()));
     wait("an end", || {
         a.hear();
         b.hear();
-        a.directory.is_empty() && !one.has("vmloop-ch-1") && !two.has("vmloop-ch-1")
+        a.directory.is_empty() && !one.has("vmloop-ch-2") && !two.has("vmloop-ch-2")
     });
 }
 

@@ -117,6 +117,15 @@ impl Qemu {
         }
     }
 
+    /// Somebody unplugs a device past the agent.
+    pub fn lose(&self, device: &str) {
+        let mut state = self.state();
+        assert!(state.devices.remove(device).is_some(), "{device} is plugged");
+        let event = json!({"event": "DEVICE_DELETED", "data": {"device": device, "path": ""}});
+        let stream = state.stream.as_mut().expect("an agent");
+        stream.write_all(format!("{event}\r\n").as_bytes()).expect("an agent that listens");
+    }
+
     pub fn devices(&self) -> Vec<String> {
         self.state().devices.keys().cloned().collect()
     }
