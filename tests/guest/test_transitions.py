@@ -253,12 +253,12 @@ def test_peer_killed(net, g1, g2, g3, watch, agent):
         watch.on_channel()
         if agent == "without_agent":
             net.kill_agent()
-        pid = g3.pid
-        killed = time.monotonic()
-        net.host.run(["kill", "-KILL", str(pid)])
-        expected = ("gone", "none", "closing") if agent == "with_agent" else ("stalled",)
-        until(lambda: net.state(g1, g3) in expected, 5 * net.slow, f"g1 notices that g3 is dead: {net.state(g1, g3)}")
-        noticed = time.monotonic() - killed
+        expected = "gone,none,closing" if agent == "with_agent" else "stalled"
+        with net.serving(g1, f"{HERE}/control", "until", "g3", expected) as notices:
+            with net.serving(net.host, "sh", "-c", f"echo ready; kill -KILL {g3.pid}"):
+                killed = time.monotonic()
+                notices.wait(10 * net.slow)
+                noticed = time.monotonic() - killed
         g3.kill()  # returns when it is over
         watch.on_channel()
     if agent == "without_agent":

@@ -4,6 +4,8 @@
  * from docs/netlink/vmloop.yaml and independent of the vmloop command.
  *
  *	control status | peers | on | off | reset ID
+ *	control until NAME STATES    returns once the peer is in one of the
+ *				     states; "gone": not in the directory
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -17,7 +19,7 @@
 
 enum { STATUS_GET = 1, STATUS_SET, PEER_GET, PEER_RESET };
 
-enum { STATUS_ENABLED = 8, PEER_ID = 1, PEER_INTERFACE = 9, PEER_STATS = 10 };
+enum { STATUS_ENABLED = 8, PEER_ID = 1, PEER_NAME = 3, PEER_STATE = 5 };
 
 enum kind { U8, U16, U32, U64, TEXT, BYTES, STATE, STATS, INTERFACE };
 
@@ -230,6 +232,40 @@ static void print_peer(const struct nlmsghdr *head)
 	comma = ",\n ";
 }
 
+/* Of the peer that `until` waits for. */
+static const char *awaited;
+static const char *awaited_state;
+
+static void look_at_peer(const struct nlmsghdr *head)
+{
+	const struct nlattr *attr;
+	uint32_t state = COUNT(states);
+	int is_it = 0;
+
+	for (attr = first(head); (const char *)attr < end_of(head); attr = after(attr)) {
+		if ((attr->nla_type & NLA_TYPE_MASK) == PEER_NAME)
+			is_it = !strcmp(payload(attr), awaited);
+		if ((attr->nla_type & NLA_TYPE_MASK) == PEER_STATE)
+			memcpy(&state, payload(attr), sizeof(state));
+	}
+	if (is_it && state < COUNT(states))
+		awaited_state = states[state];
+}
+
+static void wait_until(const char *name, const char *wanted)
+{
+	awaited = name;
+	puts("ready");
+	fflush(stdout);
+	for (;;) {
+		awaited_state = "gone";
+		talk(request(family, PEER_GET, NLM_F_DUMP), look_at_peer);
+		if (strstr(wanted, awaited_state))
+			return;
+		usleep(5000);
+	}
+}
+
 static void nothing(const struct nlmsghdr *head)
 {
 	(void)head;
@@ -266,8 +302,10 @@ int main(int argc, char **argv)
 		head = request(family, PEER_RESET, NLM_F_ACK);
 		attribute(head, PEER_ID, &id, sizeof(id));
 		talk(head, nothing);
+	} else if (!strcmp(what, "until") && argc == 4) {
+		wait_until(argv[2], argv[3]);
 	} else {
-		fail("usage: control status | peers | on | off | reset ID");
+		fail("usage: control status | peers | on | off | reset ID | until NAME STATES");
 	}
 	return 0;
 }

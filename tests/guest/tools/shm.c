@@ -22,7 +22,6 @@
 #include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tool.h"
@@ -62,23 +61,41 @@ static uint32_t read_number(const char *device, const char *file)
 	return (uint32_t)strtoul(text, NULL, 0);
 }
 
-static void *map(const char *device, const char *file, size_t *size)
+/*
+ * A BAR through /dev/mem, registers uncached and the region as ordinary memory:
+ * the modules have mapped them so, and the kernel does not let sysfs map them in
+ * another way.
+ */
+static void *map(const char *device, int bar, size_t *size)
 {
-	char path[512];
-	struct stat stat;
-	void *at;
+	unsigned long long start = 0, end = 0, skip;
+	int flags = bar ? O_RDWR : O_RDWR | O_SYNC;
+	char path[512], line[128] = "";
+	char *at;
+	FILE *f;
 	int fd;
 
-	snprintf(path, sizeof(path), DEVICES "/%s/%s", device, file);
-	fd = open(path, O_RDWR);
-	if (fd < 0 || fstat(fd, &stat))
+	snprintf(path, sizeof(path), DEVICES "/%s/resource", device);
+	f = fopen(path, "r");
+	if (!f)
 		fail("%s: cannot be opened", path);
-	at = mmap(NULL, (size_t)stat.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	for (; bar >= 0; bar--)
+		if (!fgets(line, sizeof(line), f))
+			fail("%s: too short", path);
+	fclose(f);
+	if (sscanf(line, "%llx %llx", &start, &end) != 2 || !start)
+		fail("%s: %s", path, line);
+
+	skip = start % 4096;	/* BARs of small devices share pages */
+	fd = open("/dev/mem", flags);
+	if (fd < 0)
+		fail("/dev/mem: cannot be opened");
+	*size = (size_t)(end - start + 1);
+	at = mmap(NULL, *size + skip, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(start - skip));
 	if (at == MAP_FAILED)
-		fail("%s: cannot be mapped: boot with iomem=relaxed", path);
+		fail("/dev/mem at %llx: cannot be mapped: boot with iomem=relaxed", start);
 	close(fd);
-	*size = (size_t)stat.st_size;
-	return at;
+	return at + skip;
 }
 
 static void find_devices(void)
@@ -99,8 +116,8 @@ static void find_devices(void)
 			fail("more than %d devices", DEVICES_MAX);
 		device = &devices[device_count++];
 		snprintf(device->name, sizeof(device->name), "%.31s", entry->d_name);
-		device->registers = map(device->name, "resource0", &size);
-		device->base = map(device->name, "resource2", &device->size);
+		device->registers = map(device->name, 0, &size);
+		device->base = map(device->name, 2, &device->size);
 		device->id = device->registers[IV_POSITION / 4];
 	}
 	closedir(dir);
