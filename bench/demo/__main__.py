@@ -94,7 +94,7 @@ def in_turn(console: Console, stage: Stage, rounds: int) -> tuple[Meter, dict[st
 def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="make demo", description="Two guests talk, with vmloop and without.")
-    parser.add_argument("--rounds", type=int, default=4, help="of all tests on both paths (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="of all tests on both paths (default: %(default)s)")
     parser.add_argument("--kernel", default="6.1", help="of the guests (default: %(default)s)")
     parser.add_argument("--machine", default="pc", help="of the guests (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=paths.OUT, help="directory of the results (default: out)")

@@ -114,7 +114,7 @@ class Meter:
         return {"tcp_rr": float(found[1]) * 2}
 
     def _iperf(self, *words: str) -> dict[str, Any]:
-        with self.stage.g2.popen(["iperf3", "-s", "-1"]) as server:
+        with self.stage.g2.popen(["iperf3", "-s", "-1", "--forceflush"]) as server:
             server.wait_for("Server listening", 20)
             out = self.stage.g1.run(["iperf3", "-c", self.stage.g2.ip, "-J", *words], timeout=120).out
         return dict(json.loads(out)["end"])
@@ -123,7 +123,7 @@ class Meter:
         """iperf3, and what the host's CPUs did meanwhile: guests, vhost, bridge, everything."""
         read = ["cat", "/proc/stat"]
         host = self.stage.lab.host
-        with self.stage.g2.popen(["iperf3", "-s", "-1"]) as server:
+        with self.stage.g2.popen(["iperf3", "-s", "-1", "--forceflush"]) as server:
             server.wait_for("Server listening", 20)
             before = proc_stat(host.run(read).out)
             out = self.stage.g1.run(["iperf3", "-c", self.stage.g2.ip, "-J", "-t", f"{seconds:g}"], timeout=120).out

@@ -36,8 +36,8 @@
 #define WINDOW_MAX	(5 * NSEC_PER_MSEC)
 #define WINDOW_BELLS	64
 #define TIMER_MIN	(10 * NSEC_PER_USEC)
-#define TIMER_MAX	NSEC_PER_MSEC
-#define TIMER_BELLS	8
+#define TIMER_MAX	(4 * NSEC_PER_MSEC)
+#define TIMER_BELLS	32
 
 static int watch_us = -1;
 module_param(watch_us, int, 0644);

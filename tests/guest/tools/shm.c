@@ -510,9 +510,19 @@ static void state_absent(void)
 	ring_doorbell();
 }
 
-/* Rules are read once, so none of this may have an effect. */
+/*
+ * Rules are read once, so none of this may have an effect. They are right again
+ * afterwards, for the next attack to find its way.
+ */
 static void other_rules(void)
 {
+	volatile struct vmloop_shm_lane *theirs = &side_of(us.device, ~us.device->id)->lane[0];
+	uint8_t header[sizeof(struct vmloop_shm_header)];
+	struct vmloop_shm_side ours;
+	double until = now() + 5;
+
+	memcpy(header, us.device->base, sizeof(header));
+	memcpy(&ours, (void *)us.ours, sizeof(ours));
 	memset(us.device->base, 0xa5, sizeof(struct vmloop_shm_header));
 	us.ours->major = 9;
 	us.ours->features = ~0ULL;
@@ -522,6 +532,17 @@ static void other_rules(void)
 	us.lane->ring_size = 0xffffffff;
 	us.lane->ring_offset = ~0ULL;
 	good();
+	while (theirs->rx_tail != us.head)
+		if (now() > until)
+			fail("the victim does not read");
+	memcpy(us.device->base, header, sizeof(header));
+	us.ours->major = ours.major;
+	us.ours->features = ours.features;
+	us.ours->max_record = ours.max_record;
+	us.ours->lanes = ours.lanes;
+	us.lane->kind = ours.lane[0].kind;
+	us.lane->ring_size = ours.lane[0].ring_size;
+	us.lane->ring_offset = ours.lane[0].ring_offset;
 }
 
 static void wild_wakes(void)
