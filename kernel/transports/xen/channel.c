@@ -505,11 +505,11 @@ static struct vmloop_xen_channel *add(const struct vmloop_xen_told *told)
 	return channel;
 }
 
-static void tell(const struct vmloop_xen_told *told, u32 ring_size)
+static void tell(const struct vmloop_xen_told *told, const u32 *ring_size)
 {
 	struct vmloop_xen_channel *channel = find(told->tag);
 
-	if (!channel)
+	if (!channel && ring_size)
 		channel = add(told);
 	if (!channel)
 		return;
@@ -519,22 +519,24 @@ static void tell(const struct vmloop_xen_told *told, u32 ring_size)
 	channel->told = true;
 	if (told->wish == VMLOOP_XEN_CLOSE)
 		channel_close(channel);
-	else if (told->wish != VMLOOP_XEN_WAIT && channel->phase == WAITING)
-		channel_open(channel, told, ring_size);
+	else if (told->wish != VMLOOP_XEN_WAIT && ring_size &&
+		 channel->phase == WAITING)
+		channel_open(channel, told, *ring_size);
 }
 
 /**
  * vmloop_xen_channels_tell() - dom0 has said which channels there are to be
  * @told: all of them, checked
  * @count: entries of @told
- * @ring_size: bytes of each ring that dom0 wants
+ * @ring_size: bytes of each ring that dom0 wants; NULL without an agent, when
+ *	none can be opened
  *
  * A channel that is not among them any more is closed.
  *
  * Context: a work of our queue; takes the core mutex.
  */
 void vmloop_xen_channels_tell(const struct vmloop_xen_told *told,
-			      unsigned int count, u32 ring_size)
+			      unsigned int count, const u32 *ring_size)
 {
 	struct vmloop_xen_channel *channel;
 	unsigned int i;

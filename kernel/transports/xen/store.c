@@ -353,6 +353,26 @@ static int read_refusal(struct snapshot *snapshot, const char *name)
 	return err;
 }
 
+/* Whether the agent speaks to us, in a way that we understand. */
+static bool is_for_us(const struct snapshot *snapshot)
+{
+	if (!snapshot->has_agent || snapshot->echo != incarnation)
+		return false;
+	if (snapshot->welcome.major == VMLOOP_SHM_MAJOR)
+		return true;
+	pr_err_once("vmloop_xen: the agent speaks another protocol: update vmloop on the host or here\n");
+	return false;
+}
+
+/* Whose view of channels dom0's is to be; 0 if there is none to look at. */
+static u64 own_id(const struct snapshot *snapshot)
+{
+	if (is_for_us(snapshot))
+		return snapshot->welcome.id;
+	/* Ours can be taken away without an agent, but none can be added. */
+	return atomic_read(&vmloop_xen_channels) ? known.welcome.id : 0;
+}
+
 static bool parse_wish(const char *at, struct vmloop_xen_told *told)
 {
 	char word[16];
@@ -406,7 +426,7 @@ static int read_channel(struct snapshot *snapshot, const char *name)
 		return PTR_ERR_OR_ZERO(value);
 	told = pile_add(&snapshot->told, sizeof(*told));
 	if (told) {
-		if (!parse_channel(name, value, snapshot->welcome.id, told)) {
+		if (!parse_channel(name, value, own_id(snapshot), told)) {
 			snapshot->told.count--;
 			ignore(THEIRS "/channel", name);
 		}
@@ -449,17 +469,6 @@ static int read_each(struct snapshot *snapshot, const char *node,
 	return err;
 }
 
-/* Whether the agent speaks to us, in a way that we understand. */
-static bool is_for_us(const struct snapshot *snapshot)
-{
-	if (!snapshot->has_agent || snapshot->echo != incarnation)
-		return false;
-	if (snapshot->welcome.major == VMLOOP_SHM_MAJOR)
-		return true;
-	pr_err_once("vmloop_xen: the agent speaks another protocol: update vmloop on the host or here\n");
-	return false;
-}
-
 /* Returns 0, a negative errno, or 1 if dom0 wrote meanwhile. */
 static int read_all(struct snapshot *snapshot)
 {
@@ -477,11 +486,11 @@ static int read_all(struct snapshot *snapshot)
 			err = read_each(snapshot, "refused", PEERS_MAX,
 					read_refusal);
 		if (!err)
-			err = read_each(snapshot, "channel", CHANNELS_MAX,
-					read_channel);
-		if (!err)
 			err = read_cookie(snapshot);
 	}
+	if (!err && own_id(snapshot))
+		err = read_each(snapshot, "channel", CHANNELS_MAX,
+				read_channel);
 	if (!err)
 		err = read_generation(&generation, &is_valid);
 	if (err)
@@ -498,15 +507,18 @@ static bool piles_differ(const struct pile *a, const struct pile *b, size_t size
 	       (a->count && memcmp(a->item, b->item, a->count * size));
 }
 
-/* The core takes a directory for news, so it gets it only if it is. */
-static void hand_directory(const struct snapshot *snapshot)
+/*
+ * The core takes a directory for news, and then asks again for what was
+ * refused: so it gets one only if something in it, or the agent, is new.
+ */
+static void hand_directory(const struct snapshot *snapshot, bool agent_is_new)
 {
 	const struct vmloop_msg_peer *entry = snapshot->entry.item;
 	struct vmloop_transport *transport = &vmloop_xen_transport;
 	unsigned int i;
 
-	if (known.is_valid && !piles_differ(&snapshot->entry, &known.entry,
-					    sizeof(*entry)))
+	if (!agent_is_new && !piles_differ(&snapshot->entry, &known.entry,
+					   sizeof(*entry)))
 		return;
 	vmloop_directory_begin(transport, snapshot->generation);
 	for (i = 0; i < snapshot->entry.count; i++)
@@ -514,7 +526,7 @@ static void hand_directory(const struct snapshot *snapshot)
 	vmloop_directory_end(transport, snapshot->generation);
 }
 
-static bool is_new(const struct refusal *refusal)
+static bool refusal_is_new(const struct refusal *refusal)
 {
 	const struct refusal *old = known.refusal.item;
 	unsigned int i;
@@ -531,7 +543,7 @@ static void hand_refusals(const struct snapshot *snapshot)
 	unsigned int i;
 
 	for (i = 0; i < snapshot->refusal.count; i++)
-		if (is_new(&refusal[i]))
+		if (refusal_is_new(&refusal[i]))
 			vmloop_peer_refused(&vmloop_xen_transport,
 					    refusal[i].peer, refusal[i].reason,
 					    refusal[i].retry_ms);
@@ -546,7 +558,7 @@ static bool is_settled(u64 peer, const void *what)
 	unsigned int i;
 
 	for (i = 0; i < snapshot->refusal.count; i++)
-		if (refusal[i].peer == peer && is_new(&refusal[i]))
+		if (refusal[i].peer == peer && refusal_is_new(&refusal[i]))
 			return true;
 	for (i = 0; i < snapshot->entry.count; i++)
 		if (entry[i].id == peer)
@@ -558,25 +570,30 @@ static bool is_settled(u64 peer, const void *what)
 static void hand_on(struct snapshot *snapshot)
 {
 	struct vmloop_transport *transport = &vmloop_xen_transport;
+	const struct vmloop_xen_told *told = snapshot->told.item;
+	bool is_new;
 
 	if (!is_for_us(snapshot)) {
-		/* Channels work without an agent: all stays as it was. */
+		/* Channels work without an agent, until dom0 takes them. */
 		if (agent_is_here)
 			vmloop_agent_gone(transport);
 		agent_is_here = false;
+		vmloop_xen_channels_tell(told, snapshot->told.count, NULL);
 		snapshot_free(snapshot);
 		return;
 	}
-	if (!agent_is_here || memcmp(&snapshot->welcome, &known.welcome,
-				     sizeof(known.welcome)))
+	is_new = !agent_is_here ||
+		 snapshot->welcome.agent != known.welcome.agent;
+	if (is_new || memcmp(&snapshot->welcome, &known.welcome,
+			     sizeof(known.welcome)))
 		vmloop_agent_here(transport, &snapshot->welcome);
 	agent_is_here = true;
 
-	hand_directory(snapshot);
+	hand_directory(snapshot, is_new);
 	vmloop_xen_wants_settle(is_settled, snapshot);
 	hand_refusals(snapshot);
-	vmloop_xen_channels_tell(snapshot->told.item, snapshot->told.count,
-				 snapshot->ring_size);
+	vmloop_xen_channels_tell(told, snapshot->told.count,
+				 &snapshot->ring_size);
 	if (snapshot->has_cookie &&
 	    (!known.has_cookie || known.cookie != snapshot->cookie))
 		vmloop_xen_say_stats(snapshot->cookie);

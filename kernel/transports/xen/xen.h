@@ -139,7 +139,7 @@ struct vmloop_xen_told {
 
 /* channel.c; queue */
 void vmloop_xen_channels_tell(const struct vmloop_xen_told *told,
-			      unsigned int count, u32 ring_size);
+			      unsigned int count, const u32 *ring_size);
 /* channel.c; core mutex held */
 void vmloop_xen_report(struct vmloop_transport *transport, u32 tag, u32 state);
 /* channel.c; process context, nothing else is queued */
