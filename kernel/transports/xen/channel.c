@@ -29,7 +29,7 @@
 #define CLOSE_TIME	HZ
 
 /* How long, and how often, a peer is asked whether it has unmapped. */
-#define REVOKE_TIME	HZ
+#define REVOKE_TIME	(2 * HZ)
 #define REVOKE_POLL	msecs_to_jiffies(10)
 
 /* What XenStore would not take is told again. */
@@ -408,7 +408,8 @@ static unsigned long say(struct vmloop_xen_channel *channel)
 {
 	char word[sizeof(channel->said)];
 
-	if (READ_ONCE(ending))
+	/* What dom0 has forgotten, and all when we go, is removed anyway. */
+	if (READ_ONCE(ending) || !channel->told)
 		return 0;
 	word_of(channel, word, sizeof(word));
 	if (!word[0] || !strcmp(word, channel->said))
@@ -587,7 +588,7 @@ void vmloop_xen_channels_begin(void)
  *
  * After return nothing of a peer is mapped, no event channel is left, and
  * nothing is granted but what is in the quarantine. That takes as long as
- * draining and a peer's unmapping do, 2 seconds at most.
+ * draining and a peer's unmapping do, 3 seconds at most.
  *
  * Context: process context, nothing else is queued; takes the core mutex.
  */

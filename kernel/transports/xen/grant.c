@@ -140,6 +140,8 @@ static struct vmloop_xen_offer *try_to_make(domid_t peer, u32 ring_size)
 	unsigned int i;
 
 	BUILD_BUG_ON(sizeof(struct vmloop_xen_descriptor) != VMLOOP_XEN_PAGE);
+	BUILD_BUG_ON(offsetof(struct vmloop_xen_descriptor, unmapped) != 32);
+	BUILD_BUG_ON(offsetof(struct vmloop_xen_descriptor, gref) != 40);
 	BUILD_BUG_ON(PAGE_SIZE != VMLOOP_XEN_PAGE);
 	BUILD_BUG_ON(3 * VMLOOP_SHM_PAGE > VMLOOP_XEN_DATA);
 
