@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * grant.c - side 0's memory: makes a region, grants every page of it to
+ * exactly one peer, and takes that back.
+ *
+ * Owns the offers and the quarantine. Context: works of our queue, so nothing
+ * here needs a lock.
+ *
+ * Xen says whether a page is still mapped, and only then is it given back: a
+ * page whose grant cannot be revoked stays allocated, in the quarantine, and
+ * is tried again every second. So a peer that holds on to pages can keep those
+ * pages from us, and nothing more; it gets no other region meanwhile.
+ */
+#include <linux/log2.h>
+#include <linux/mm.h>
+#include <linux/slab.h>
+#include <linux/vmalloc.h>
+
+#include <xen/page.h>
+
+#include "xen.h"
+
+#define QUARANTINE_POLL	HZ
+
+/* Entries that a page of the grant table has at least (version 2). */
+#define GRANTS_A_FRAME	256
+
+static unsigned int max_grants;
+module_param(max_grants, uint, 0644);
+MODULE_PARM_DESC(max_grants, "pages granted to peers at most; 0: half of what Xen allows");
+
+static LIST_HEAD(quarantine);
+
+/* Making ----------------------------------------------------------------- */
+
+/*
+ * Grants are also what disks and network devices live on: a guest that spent
+ * all of them on channels could not even bring up another interface.
+ */
+static bool within_budget(unsigned int pages)
+{
+	unsigned int most = READ_ONCE(max_grants) ?:
+			    gnttab_max_grant_frames() * GRANTS_A_FRAME;
+	unsigned int used = atomic_read(&vmloop_xen_granted);
+
+	return used <= most && pages <= most - used;
+}
+
+static bool is_in_quarantine(domid_t peer)
+{
+	const struct vmloop_xen_offer *offer;
+
+	list_for_each_entry(offer, &quarantine, list)
+		if (offer->peer == peer)
+			return true;
+	return false;
+}
+
+static void offer_free(struct vmloop_xen_offer *offer)
+{
+	vfree(offer->area);
+	kvfree(offer->page);
+	kvfree(offer->gref);
+	kfree(offer);
+}
+
+static void fill_header(struct vmloop_xen_offer *offer, u32 ring_size)
+{
+	struct vmloop_shm_header *header = offer->base;
+
+	*header = (struct vmloop_shm_header){
+		.magic = VMLOOP_SHM_MAGIC,
+		.major = VMLOOP_SHM_MAJOR,
+		.minor = VMLOOP_SHM_MINOR,
+		.kind = VMLOOP_REGION_CHANNEL,
+		.size = offer->size,
+		.side_offset = { VMLOOP_SHM_PAGE, 2 * VMLOOP_SHM_PAGE },
+		.side_size = VMLOOP_SHM_PAGE,
+		.data_offset = { VMLOOP_XEN_DATA, VMLOOP_XEN_DATA + ring_size },
+		.data_size = { ring_size, ring_size },
+	};
+}
+
+static void fill_descriptor(struct vmloop_xen_offer *offer, unsigned int chain)
+{
+	unsigned int pages = offer->total - chain;
+	struct vmloop_xen_descriptor *descriptor;
+	unsigned int i, first;
+
+	for (i = 0; i < chain; i++) {
+		descriptor = offer->area + i * PAGE_SIZE;
+		first = i * VMLOOP_XEN_GREFS;
+		descriptor->magic = VMLOOP_XEN_MAGIC;
+		descriptor->major = VMLOOP_SHM_MAJOR;
+		descriptor->minor = VMLOOP_SHM_MINOR;
+		descriptor->pages = pages;
+		descriptor->size = offer->size;
+		descriptor->more = i + 1 < chain ? offer->gref[i + 1] : 0;
+		descriptor->count = min_t(unsigned int, pages - first,
+					  VMLOOP_XEN_GREFS);
+		memcpy(descriptor->gref, offer->gref + chain + first,
+		       descriptor->count * sizeof(*descriptor->gref));
+	}
+}
+
+static struct vmloop_xen_offer *offer_alloc(unsigned int total)
+{
+	struct vmloop_xen_offer *offer;
+	unsigned int i;
+
+	offer = kzalloc(sizeof(*offer), GFP_KERNEL);
+	if (!offer)
+		return NULL;
+	offer->total = total;
+	offer->page = kvcalloc(total, sizeof(*offer->page), GFP_KERNEL);
+	offer->gref = kvcalloc(total, sizeof(*offer->gref), GFP_KERNEL);
+	/*
+	 * One behind the other for us; to Xen every page is one for itself.
+	 * A guest that is short of memory gets a smaller ring, not a fight.
+	 */
+	offer->area = __vmalloc(total * PAGE_SIZE, GFP_KERNEL | __GFP_ZERO |
+						   __GFP_NORETRY | __GFP_NOWARN);
+	if (!offer->page || !offer->gref || !offer->area) {
+		offer_free(offer);
+		return NULL;
+	}
+	for (i = 0; i < total; i++)
+		offer->page[i] = vmalloc_to_page(offer->area + i * PAGE_SIZE);
+	return offer;
+}
+
+static struct vmloop_xen_offer *try_to_make(domid_t peer, u32 ring_size)
+{
+	size_t size = VMLOOP_XEN_DATA + 2 * (size_t)ring_size;
+	unsigned int pages = size / VMLOOP_XEN_PAGE;
+	unsigned int chain = DIV_ROUND_UP(pages, VMLOOP_XEN_GREFS);
+	unsigned int total = chain + pages;
+	struct vmloop_xen_offer *offer;
+	grant_ref_t head;
+	unsigned int i;
+
+	BUILD_BUG_ON(sizeof(struct vmloop_xen_descriptor) != VMLOOP_XEN_PAGE);
+	BUILD_BUG_ON(offsetof(struct vmloop_xen_descriptor, unmapped) != 32);
+	BUILD_BUG_ON(offsetof(struct vmloop_xen_descriptor, gref) != 40);
+	BUILD_BUG_ON(PAGE_SIZE != VMLOOP_XEN_PAGE);
+	BUILD_BUG_ON(3 * VMLOOP_SHM_PAGE > VMLOOP_XEN_DATA);
+
+	if (!within_budget(total))
+		return ERR_PTR(-ENOSPC);
+	offer = offer_alloc(total);
+	if (!offer)
+		return ERR_PTR(-ENOMEM);
+	offer->peer = peer;
+	offer->base = offer->area + chain * PAGE_SIZE;
+	offer->size = size;
+
+	if (gnttab_alloc_grant_references(total, &head)) {
+		offer_free(offer);
+		return ERR_PTR(-ENOSPC);
+	}
+	fill_header(offer, ring_size);
+	for (i = 0; i < total; i++) {
+		offer->gref[i] = gnttab_claim_grant_reference(&head);
+		gnttab_grant_foreign_access_ref(offer->gref[i], peer,
+						xen_page_to_gfn(offer->page[i]),
+						0);
+	}
+	atomic_add(total, &vmloop_xen_granted);
+	fill_descriptor(offer, chain);
+	return offer;
+}
+
+/**
+ * vmloop_xen_offer_make() - make a region and grant it to a peer
+ * @peer: to which domain
+ * @ring_size: bytes of each ring that the host wants; halved until there are
+ *	memory and grants enough
+ *
+ * Return: the offer, or an error pointer: -EBUSY while the peer holds on to
+ * pages of an earlier one, -ENOMEM, -ENOSPC.
+ */
+struct vmloop_xen_offer *vmloop_xen_offer_make(domid_t peer, u32 ring_size)
+{
+	struct vmloop_xen_offer *offer;
+
+	if (is_in_quarantine(peer))
+		return ERR_PTR(-EBUSY);
+	ring_size = clamp_t(u32, ring_size, VMLOOP_XEN_RING_MIN,
+			    vmloop_xen_ring_max());
+	ring_size = rounddown_pow_of_two(ring_size);
+	do {
+		offer = try_to_make(peer, ring_size);
+		ring_size /= 2;
+	} while (IS_ERR(offer) && ring_size >= VMLOOP_XEN_RING_MIN);
+	return offer;
+}
+
+/* Revoking --------------------------------------------------------------- */
+
+/*
+ * Revokes what can be; stops at the first page that is still mapped unless
+ * @all of them are to be tried. Returns how many are known to be left.
+ */
+static unsigned int revoke(struct vmloop_xen_offer *offer, bool all)
+{
+	unsigned int left = 0;
+	unsigned int i;
+
+	for (i = 0; i < offer->total; i++) {
+		if (offer->gref[i] == INVALID_GRANT_REF)
+			continue;
+		/* Says nothing to the log where it fails, unlike its sisters. */
+		if (!gnttab_try_end_foreign_access(offer->gref[i])) {
+			left++;
+			if (!all)
+				break;
+			continue;
+		}
+		offer->gref[i] = INVALID_GRANT_REF;
+		atomic_dec(&vmloop_xen_granted);
+		if (!offer->area) {
+			put_page(offer->page[i]);
+			atomic_dec(&vmloop_xen_quarantined);
+		}
+	}
+	return left;
+}
+
+/**
+ * vmloop_xen_offer_revoke() - try to take back what was granted
+ * @offer: nobody here touches its region any more
+ *
+ * Return: true if nothing is granted any more; vmloop_xen_offer_end() is then
+ * the only thing left to do with it.
+ */
+bool vmloop_xen_offer_revoke(struct vmloop_xen_offer *offer)
+{
+	struct vmloop_xen_descriptor *head = offer->area;
+	bool unmapped;
+
+	/*
+	 * The first page of the descriptor is the first that we try and the
+	 * last that a peer unmaps, so while it is mapped the rest is, too.
+	 * Pairs with the release in vmloop_xen_accept_end(): what the peer
+	 * wrote last is in the region. Only a hint: Xen knows.
+	 */
+	unmapped = virt_load_acquire(&head->unmapped);
+	return !revoke(offer, unmapped);
+}
+
+static void quarantine_work_fn(struct work_struct *work)
+{
+	struct delayed_work *again = to_delayed_work(work);
+	struct vmloop_xen_offer *offer, *next;
+
+	list_for_each_entry_safe(offer, next, &quarantine, list) {
+		if (revoke(offer, true))
+			continue;
+		pr_info("vmloop_xen: domain %u has let go of its last page\n",
+			offer->peer);
+		list_del(&offer->list);
+		offer_free(offer);
+	}
+	if (!list_empty(&quarantine))
+		queue_delayed_work(vmloop_xen_queue, again, QUARANTINE_POLL);
+}
+
+static DECLARE_DELAYED_WORK(quarantine_work, quarantine_work_fn);
+
+/**
+ * vmloop_xen_offer_end() - let go of an offer, whatever the peer does
+ * @offer: nobody here touches its region any more; gone after return
+ *
+ * What cannot be revoked goes into the quarantine; all else is freed.
+ */
+void vmloop_xen_offer_end(struct vmloop_xen_offer *offer)
+{
+	unsigned int left = revoke(offer, true);
+	unsigned int i;
+
+	if (!left) {
+		offer_free(offer);
+		return;
+	}
+	/* The pages outlive the area by a reference of their own. */
+	for (i = 0; i < offer->total; i++)
+		if (offer->gref[i] != INVALID_GRANT_REF)
+			get_page(offer->page[i]);
+	vfree(offer->area);
+	offer->area = NULL;
+	offer->base = NULL;
+	atomic_add(left, &vmloop_xen_quarantined);
+	pr_warn("vmloop_xen: domain %u still maps %u pages of a channel that is closed: they stay aside until it lets go\n",
+		offer->peer, left);
+	list_add_tail(&offer->list, &quarantine);
+	queue_delayed_work(vmloop_xen_queue, &quarantine_work, QUARANTINE_POLL);
+}
+
+/**
+ * vmloop_xen_grant_exit() - leave the quarantine to the kernel
+ *
+ * The kernel goes on to try, by a timer of its own, and frees each page when
+ * its grant is revoked: nothing of this module is needed for that.
+ */
+void vmloop_xen_grant_exit(void)
+{
+	struct vmloop_xen_offer *offer, *next;
+	unsigned int left, i;
+
+	cancel_delayed_work_sync(&quarantine_work);
+	list_for_each_entry_safe(offer, next, &quarantine, list) {
+		left = revoke(offer, true);
+		if (left)
+			pr_warn("vmloop_xen: domain %u still maps %u pages: left to the kernel\n",
+				offer->peer, left);
+		for (i = 0; i < offer->total; i++)
+			if (offer->gref[i] != INVALID_GRANT_REF)
+				gnttab_end_foreign_access(offer->gref[i],
+							  offer->page[i]);
+		list_del(&offer->list);
+		offer_free(offer);
+	}
+}

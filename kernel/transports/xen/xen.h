@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * xen.h - what the files of the Xen transport share.
+ * docs/protocol.md, section 8.
+ *
+ * Nearly all of it runs on one ordered workqueue, so that what only works of
+ * that queue touch needs no lock: "queue" in what follows. The core calls the
+ * transport's operations under its mutex; they take a spin lock of ours, note
+ * what is wanted, and queue a work. XenStore is talked to from the queue, and
+ * when the module comes and goes.
+ *
+ * Lock order: the core mutex, then channels_lock or says_lock, which are
+ * leaves and never held at the same time.
+ */
+#ifndef VMLOOP_XEN_H
+#define VMLOOP_XEN_H
+
+#include <linux/workqueue.h>
+
+#include <xen/grant_table.h>
+#include <xen/interface/event_channel.h>
+#include <xen/interface/xen.h>
+
+#include "descriptor.h"
+#include "vmloop.h"
+
+/* Smallest ring that is worth a channel, and where its data begins. */
+#define VMLOOP_XEN_RING_MIN	(64 * 1024)
+#define VMLOOP_XEN_DATA		(64 * 1024)
+
+/* main.c */
+extern struct vmloop_transport vmloop_xen_transport;
+extern struct workqueue_struct *vmloop_xen_queue;
+extern atomic_t vmloop_xen_granted;
+extern atomic_t vmloop_xen_quarantined;
+extern atomic_t vmloop_xen_mapped;
+extern atomic_t vmloop_xen_channels;
+extern atomic_t vmloop_xen_ignored;
+u32 vmloop_xen_ring_max(void);
+
+/* text.c: the words of a node's value; any context */
+bool vmloop_xen_word(const char **at, char *word, size_t size);
+bool vmloop_xen_name(const char **at, char *name, size_t size);
+bool vmloop_xen_number(const char **at, u64 max, u64 *number);
+bool vmloop_xen_random(const char **at, u64 *number);
+bool vmloop_xen_mac(const char **at, u8 *mac);
+bool vmloop_xen_ip(const char *word, struct vmloop_msg_address *address);
+
+/**
+ * struct vmloop_xen_offer - a region that we made, and granted to one peer
+ * @list: in the quarantine
+ * @peer: to which domain
+ * @area: descriptor pages, then the region; NULL in the quarantine
+ * @base: the region
+ * @size: bytes of the region
+ * @total: pages of @area
+ * @page: those pages
+ * @gref: their grants, INVALID_GRANT_REF for those that are revoked
+ */
+struct vmloop_xen_offer {
+	struct list_head list;
+	domid_t peer;
+	void *area;
+	void *base;
+	size_t size;
+	unsigned int total;
+	struct page **page;
+	grant_ref_t *gref;
+};
+
+/* grant.c; queue, but for the last, which runs while that is empty */
+struct vmloop_xen_offer *vmloop_xen_offer_make(domid_t peer, u32 ring_size);
+bool vmloop_xen_offer_revoke(struct vmloop_xen_offer *offer);
+void vmloop_xen_offer_end(struct vmloop_xen_offer *offer);
+void vmloop_xen_grant_exit(void);
+
+/**
+ * struct vmloop_xen_mapping - pages of a peer, mapped one behind the other
+ * @base: where; NULL for none
+ * @count: pages mapped
+ * @page: places in our physical address space that they take, @places of them
+ * @places: one for each page; on PV a single one, which only keeps the place
+ *	in the page tables
+ * @handle: what Xen calls each mapping
+ */
+struct vmloop_xen_mapping {
+	void *base;
+	unsigned int count;
+	struct page **page;
+	unsigned int places;
+	grant_handle_t *handle;
+};
+
+/* map.c; queue */
+int vmloop_xen_map(struct vmloop_xen_mapping *mapping, domid_t peer,
+		   const grant_ref_t *gref, unsigned int count);
+void vmloop_xen_unmap(struct vmloop_xen_mapping *mapping);
+
+/**
+ * struct vmloop_xen_accepted - a region that a peer made, mapped
+ * @head: first page of its descriptor
+ * @region: the region
+ */
+struct vmloop_xen_accepted {
+	struct vmloop_xen_mapping head;
+	struct vmloop_xen_mapping region;
+};
+
+/* accept.c; queue */
+int vmloop_xen_accept(struct vmloop_xen_accepted *accepted, domid_t peer,
+		      grant_ref_t gref);
+void vmloop_xen_accept_end(struct vmloop_xen_accepted *accepted);
+
+/* What dom0 wants done with a channel. */
+enum vmloop_xen_wish {
+	VMLOOP_XEN_MAKE,
+	VMLOOP_XEN_WAIT,
+	VMLOOP_XEN_MAP,
+	VMLOOP_XEN_CLOSE,
+};
+
+/**
+ * struct vmloop_xen_told - one channel, as dom0 says
+ * @tag: its number
+ * @side: which side we are
+ * @peer: the other side
+ * @wish: what to do
+ * @gref: first page of the peer's descriptor, with VMLOOP_XEN_MAP
+ * @port: the peer's event channel, with VMLOOP_XEN_MAP
+ */
+struct vmloop_xen_told {
+	u32 tag;
+	unsigned int side;
+	domid_t peer;
+	enum vmloop_xen_wish wish;
+	grant_ref_t gref;
+	evtchn_port_t port;
+};
+
+/* channel.c; queue */
+void vmloop_xen_channels_tell(const struct vmloop_xen_told *told,
+			      unsigned int count, const u32 *ring_size);
+/* channel.c; core mutex held */
+void vmloop_xen_report(struct vmloop_transport *transport, u32 tag, u32 state);
+/* channel.c; process context, nothing else is queued */
+void vmloop_xen_channels_begin(void);
+void vmloop_xen_channels_end(void);
+
+/* store.c; process context */
+int vmloop_xen_store_start(void);
+void vmloop_xen_store_deaf(void);
+void vmloop_xen_store_stop(void);
+
+/* say.c; queue */
+int vmloop_xen_hello(u64 incarnation);
+int vmloop_xen_say_channel(u32 tag, const char *word);
+void vmloop_xen_forget_channel(u32 tag);
+void vmloop_xen_say_stats(u32 cookie);
+void vmloop_xen_wants_settle(bool (*settled)(u64 peer, const void *what),
+			     const void *what);
+/* say.c; core mutex held */
+int vmloop_xen_request(struct vmloop_transport *transport, u64 peer, u64 epoch,
+		       unsigned int attempt);
+void vmloop_xen_advertise(struct vmloop_transport *transport,
+			  const struct vmloop_msg_address *address, u32 count);
+/* say.c; process context */
+void vmloop_xen_say_begin(void);
+void vmloop_xen_say_end(void);
+
+#endif /* VMLOOP_XEN_H */
