@@ -165,9 +165,10 @@ impl<'a> View<'a> {
     }
 }
 
-/// Lowest tag that neither of two guests uses.
-pub fn free_tag(used: impl Fn(u32) -> bool) -> Option<u32> {
-    (1..=TAG_MAX).find(|tag| !used(*tag))
+/// The next tag after `from` that neither of two guests uses.
+pub fn free_tag(from: u32, used: impl Fn(u32) -> bool) -> Option<u32> {
+    let from = from.min(TAG_MAX);
+    (from + 1..=TAG_MAX).chain(1..=from).find(|tag| !used(*tag))
 }
 
 #[cfg(test)]
@@ -307,8 +308,10 @@ mod tests {
 
     #[test]
     fn tags() {
-        assert_eq!(free_tag(|_| false), Some(1));
-        assert_eq!(free_tag(|tag| [1, 2, 4].contains(&tag)), Some(3));
-        assert_eq!(free_tag(|_| true), None);
+        assert_eq!(free_tag(0, |_| false), Some(1));
+        assert_eq!(free_tag(0, |tag| [1, 2, 4].contains(&tag)), Some(3));
+        assert_eq!(free_tag(7, |_| false), Some(8));
+        assert_eq!(free_tag(TAG_MAX, |tag| tag == 1), Some(2));
+        assert_eq!(free_tag(9, |_| true), None);
     }
 }
