@@ -1083,6 +1083,10 @@ impl Broker {
             return Err(gone);
         };
         let other_key = *other_key;
+        // It was here before the agent, and has not spoken yet.
+        if other_key != key && other.hello.is_none() && self.return_by.is_some() {
+            return Err(busy);
+        }
         if other_key == key
             || other.machine.epoch != epoch
             || other.hello.is_none()
@@ -1165,7 +1169,10 @@ impl Broker {
             ChannelState::Broken => {
                 self.note("channel-broken", &one, &two, tag, "the peer broke the protocol");
                 self.close(channel_key, shm::VMLOOP_CLOSE_PEER_GONE);
-                self.side_closed(channel_key, key);
+                // On Xen the memory is its own, or mapped: it says CLOSED yet.
+                if self.config.xen.is_none() {
+                    self.side_closed(channel_key, key);
+                }
             }
         }
     }

@@ -238,9 +238,12 @@ fn an_agent_that_is_killed() {
     agent.kill(&store);
     // Meanwhile guest 3 ends.
     store.destroy(3);
+    a.say("want/77", "0000000000000001 1");
     let agent = Agent::start(directory.path(), &store);
     wait("another agent", || a.agent().is_some_and(|words| words[2] != old) && b.agent().is_some());
     assert_eq!((before(&a), before(&b)), (of_a, of_b));
+    // What was asked meanwhile is answered.
+    wait("an answer", || a.refused(77).is_some());
     wait("an orphan that is closed", || {
         a.work();
         !a.list("channel").contains(&lost.to_string())
@@ -305,12 +308,14 @@ fn modules_that_were_loaded_again_meanwhile() {
     assert!(a.list("channel").is_empty());
     wait("no channel", || agent.channels() == 0);
 
-    // The same under an agent that lives.
+    // The same under an agent that lives; the other side takes its time.
     let mut a = a;
     let next = link(&agent, &mut a, &mut b);
     assert_ne!(next, tag);
     a.unload();
     let a = Modules::load(&store, 1, 0x1111);
+    wait("a directory", || a.agent().is_some() && a.peer(2).is_some());
+    assert_eq!((a.peer(2).map(|peer| peer.1), b.peer(1).map(|peer| peer.1)), (Some(0), Some(next)));
     wait("an end", || {
         b.work();
         a.agent().is_some() && a.list("channel").is_empty() && agent.channels() == 0
@@ -577,6 +582,29 @@ fn idle_channels() {
 }
 
 #[test]
+fn a_peer_that_breaks_the_protocol() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    let tag = link(&agent, &mut a, &mut b);
+    a.say(&format!("channel/{tag}"), "broken");
+    wait("close", || a.told(&format!("channel/{tag}")) == Some("2 0 close".into()));
+    b.work();
+    wait("one side", || agent.list().channels[0].b.state == "closed");
+    // The one that says so still has the memory.
+    assert_eq!(agent.list().channels[0].a.state, "broken");
+    a.work();
+    wait("an end", || agent.channels() == 0 && a.list("channel").is_empty());
+    let first = a.refused(2);
+    a.want(2);
+    wait("a refusal", || a.refused(2) != first);
+    assert_eq!(a.refused(2).map(|(reason, _)| reason), Some(shm::VMLOOP_REFUSED_BUSY));
+}
+
+#[test]
 fn memory_that_cannot_be_made_or_mapped() {
     let directory = directory();
     let store = Xenstored::start(directory.path());
@@ -748,13 +776,17 @@ fn an_agent_that_ends() {
     let agent = Agent::start(directory.path(), &store);
     let (mut a, mut b) = meet(&store);
     let tag = link(&agent, &mut a, &mut b);
+    let generation = a.told("directory");
     agent.runtime.block_on(xen::goodbye(&agent.store));
     agent.kill(&store);
     assert!(a.told("agent").is_none() && b.told("agent").is_none());
+    assert_ne!(a.told("directory"), generation);
+    let generation = a.told("directory");
     let agent = Agent::start(directory.path(), &store);
     wait("a channel that is up", || {
         a.agent().is_some() && agent.list().channels.iter().any(|channel| channel.state == "up")
     });
+    assert_ne!(a.told("directory"), generation);
     a.work();
     b.work();
     assert_eq!(a.peer(2).map(|peer| peer.1), Some(tag));

@@ -19,9 +19,11 @@ const OFFER: Duration = Duration::from_secs(10);
 const DRAIN: Duration = Duration::from_secs(5);
 
 fn failure(side: usize, errno: u32) -> Failure {
-    // ENOMEM, ENOSPC: out of memory or grants, for a while.
     let reason = match errno {
+        // ENOMEM, ENOSPC: out of memory or grants, for a while.
         12 | 28 => shm::VMLOOP_REFUSED_SLOTS,
+        // EBUSY: the other side still maps an earlier region.
+        16 => shm::VMLOOP_REFUSED_BUSY,
         _ => shm::VMLOOP_REFUSED_FAILED,
     };
     let verb = if side == 0 { "make" } else { "map" };
@@ -33,6 +35,7 @@ fn failure(side: usize, errno: u32) -> Failure {
         12 | 28 => {
             "a smaller ring_size in the policy needs less memory and fewer grants; Xen's gnttab_max_frames and gnttab_max_maptrack_frames allow more"
         }
+        16 => "the other side has not let go of an earlier channel yet",
         _ => "see the guest's kernel log",
     };
     Failure { side, reason, text, hint }

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, warn};
-use vmloop_abi::message::{AgentMessage, ChannelState, GuestMessage};
+use vmloop_abi::message::{AgentMessage, ChannelState, DirectoryEntry, GuestMessage};
 use vmloop_abi::shm;
 use vmloop_api::Problem;
 
@@ -28,6 +28,8 @@ use crate::machine::parse_mac;
 const BATCH: usize = 32;
 /// Addresses of a guest that are read.
 const ADDRESSES: usize = shm::VMLOOP_ADVERTISE_MAX;
+/// Questions of a guest for a channel that are read when all is looked at.
+const WANTS: usize = 64;
 /// Refusals that stand in a guest's subtree.
 const REFUSALS: usize = 64;
 /// Channels of a guest whose counters are read.
@@ -599,7 +601,13 @@ impl Serving {
             return all;
         }
         if let Some(entries) = &self.entries {
-            nodes::directory(entries, &mut all);
+            // A channel that these modules do not know is none.
+            let known = |entry: &DirectoryEntry| {
+                let tag = if self.dead.contains(&entry.tag) { 0 } else { entry.tag };
+                DirectoryEntry { tag, ..entry.clone() }
+            };
+            let entries: Vec<_> = entries.iter().map(known).collect();
+            nodes::directory(&entries, &mut all);
         }
         for Refusal { peer, reason, retry_ms, sequence } in &self.refused {
             all.insert(format!("refused/{peer}"), format!("{reason} {retry_ms} {sequence}"));
@@ -808,6 +816,12 @@ impl Serving {
         }
         for tag in tags {
             self.look_at_channel(tag).await?;
+        }
+        if all {
+            // What is there was not answered yet.
+            let listed = self.task.store.few(&format!("{root}/want")).await?;
+            let listed = listed.unwrap_or_default();
+            wants = listed.iter().filter_map(|peer| nodes::number(peer)).take(WANTS).collect();
         }
         for peer in wants {
             self.look_at_want(peer).await?;

@@ -86,7 +86,22 @@ pub async fn find(store: Store, events: mpsc::Sender<Event>) -> Result<(), Error
 pub async fn goodbye(store: &Store) {
     let all = async {
         for domain in domains(store).await? {
-            store.remove(&format!("{}/vmloop/agent", home(domain))).await?;
+            let root = format!("{}/vmloop", home(domain));
+            let transaction = store.begin().await?;
+            let path = format!("{root}/directory");
+            if !transaction.exists(&path).await? {
+                continue;
+            }
+            // Far from what its task may write at the same time.
+            let before = String::from_utf8(transaction.read(&path).await?).unwrap_or_default();
+            let generation = nodes::number::<u64>(&before).unwrap_or(0).wrapping_add(1000);
+            transaction.remove(&format!("{root}/agent")).await?;
+            transaction.write(&path, &generation.to_string()).await?;
+            match transaction.commit().await {
+                // A domain that ends, or an agent that was about to write.
+                Err(error) if error.is_conflict() => {}
+                other => other?,
+            }
         }
         Ok::<_, Error>(())
     };

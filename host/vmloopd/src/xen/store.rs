@@ -258,23 +258,27 @@ impl Store {
         }
     }
 
-    /// Names of a node's children; none if it is not there.
+    /// Names of a node's children, if they fit one answer; none if it is not
+    /// there.
+    ///
+    /// # Errors
+    /// [`Error`], except that there is no such node.
+    pub async fn few(&self, path: &str) -> Result<Option<Vec<String>>, Error> {
+        match self.request(kind::DIRECTORY, 0, path, &strings(&[path])).await {
+            Ok(names) => Ok(Some(split(&names))),
+            Err(error) if error.is_not_found() => Ok(Some(Vec::new())),
+            Err(error) if error.is("E2BIG") => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Names of a node's children, however many; none if it is not there.
     ///
     /// # Errors
     /// [`Error`], except that there is no such node.
     pub async fn directory(&self, path: &str) -> Result<Vec<String>, Error> {
-        let split = |bytes: &[u8]| -> Vec<String> {
-            bytes
-                .split(|byte| *byte == 0)
-                .filter(|name| !name.is_empty())
-                .filter_map(|name| String::from_utf8(name.to_vec()).ok())
-                .collect()
-        };
-        match self.request(kind::DIRECTORY, 0, path, &strings(&[path])).await {
-            Ok(names) => return Ok(split(&names)),
-            Err(error) if error.is_not_found() => return Ok(Vec::new()),
-            Err(error) if error.is("E2BIG") => {}
-            Err(error) => return Err(error),
+        if let Some(names) = self.few(path).await? {
+            return Ok(names);
         }
         // In parts: the number of the directory's state, then names, then an
         // empty one at the end.
@@ -344,6 +348,15 @@ impl Store {
         lock(&self.inner.state).subscriptions.insert(id, Arc::downgrade(&changes));
         Subscription { store: self.clone(), token: id, changes, paths: Vec::new() }
     }
+}
+
+/// Strings with a zero behind each.
+fn split(bytes: &[u8]) -> Vec<String> {
+    bytes
+        .split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty())
+        .filter_map(|name| String::from_utf8(name.to_vec()).ok())
+        .collect()
 }
 
 /// Each string with a zero behind it.

@@ -204,6 +204,17 @@ impl State {
         }
     }
 
+    /// Guests look only when `directory` is another one than before.
+    fn check_generation(&self, path: &str, then: &BTreeMap<String, Node>) {
+        let parts: Vec<&str> = path.split('/').collect();
+        if let ["", "local", "domain", domain, "vmloop", ..] = parts[..] {
+            let node = format!("/local/domain/{domain}/vmloop/directory");
+            let value =
+                |nodes: &BTreeMap<String, Node>| nodes.get(&node).map(|node| node.value.clone());
+            assert_ne!(value(then), value(&self.nodes), "{path}");
+        }
+    }
+
     /// A request of dom0's.
     fn serve(&mut self, connection: u64, of: u32, transaction: u32, payload: &[u8]) -> Answer {
         let parts: Vec<&str> = payload
@@ -229,6 +240,7 @@ impl State {
         };
         if let Some(change) = change {
             if transaction == 0 {
+                assert!(!path.contains("/vmloop"), "{path} is changed outside of a transaction");
                 self.apply(&change, 0)?;
                 return Ok(b"OK\0".to_vec());
             }
@@ -325,6 +337,9 @@ impl State {
                     return Err("EAGAIN");
                 }
                 self.commits += 1;
+                for change in &open.changes {
+                    self.check_generation(change.path(), &open.nodes);
+                }
                 for change in &open.changes {
                     // It worked on the copy.
                     let _ = self.apply(change, 0);
