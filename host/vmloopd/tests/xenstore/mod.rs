@@ -2,6 +2,10 @@
 //! A xenstored without Xen: nodes with owners and permissions, watches and
 //! transactions, spoken over a unix socket as dom0 does; and guests' modules
 //! that follow section 8 of docs/protocol.md.
+//!
+//! With the path of a real xenstored's socket in VMLOOP_XENSTORED that one is
+//! used (one test at a time; it loses its domains 1 to 9). All is done as dom0
+//! there, so that permissions are not seen.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{Read, Write};
@@ -392,14 +396,69 @@ fn talk(mut stream: UnixStream, connection: u64, state: &Mutex<State>) -> std::i
     }
 }
 
+/// A connection to a real xenstored.
+struct Real(UnixStream);
+
+impl Real {
+    fn ask(&mut self, of: u32, payload: &[u8]) -> Answer {
+        self.0.write_all(&message(of, 1, 0, payload)).expect("a xenstored");
+        let mut header = [0; 16];
+        self.0.read_exact(&mut header).expect("an answer");
+        let word = |at: usize| {
+            u32::from_ne_bytes(header[4 * at..4 * at + 4].try_into().expect("four bytes"))
+        };
+        let mut answer = vec![0; word(3) as usize];
+        self.0.read_exact(&mut answer).expect("an answer");
+        match (word(0) == kind::ERROR, &*answer) {
+            (false, _) => Ok(answer),
+            (_, b"ENOENT\0") => Err("ENOENT"),
+            (_, b"EINVAL\0") => Err("EINVAL"),
+            (_, other) => panic!("{}", String::from_utf8_lossy(other)),
+        }
+    }
+
+    fn children(&mut self, path: &str) -> Vec<String> {
+        let answer = self.ask(kind::DIRECTORY, format!("{path}\0").as_bytes());
+        let names = String::from_utf8(answer.unwrap_or_default()).expect("names");
+        names.split('\0').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+    }
+
+    fn below(&mut self, path: &str) -> Vec<String> {
+        if self.ask(kind::READ, format!("{path}\0").as_bytes()).is_err() {
+            return Vec::new();
+        }
+        let mut all = vec![path.to_owned()];
+        for child in self.children(path) {
+            all.extend(self.below(&format!("{path}/{child}")));
+        }
+        all
+    }
+}
+
 /// The store.
 pub struct Xenstored {
     pub path: PathBuf,
     state: Arc<Mutex<State>>,
+    real: Option<Mutex<Real>>,
 }
 
 impl Xenstored {
     pub fn start(directory: &Path) -> Self {
+        if let Some(path) = std::env::var_os("VMLOOP_XENSTORED").map(PathBuf::from) {
+            let real = Real(UnixStream::connect(&path).expect("a xenstored"));
+            let store = Self { path, state: Arc::default(), real: Some(Mutex::new(real)) };
+            for domain in 1..=9 {
+                store.introduce(domain, false);
+                for path in [
+                    format!("/local/domain/0/backend/vif/{domain}"),
+                    format!("/local/domain/{domain}"),
+                ] {
+                    // Absent, as a rule.
+                    let _ = store.remove(0, &path);
+                }
+            }
+            return store;
+        }
         let path = directory.join("xenstored");
         let listener = UnixListener::bind(&path).expect("a socket");
         let state = Arc::new(Mutex::new(State::default()));
@@ -425,13 +484,62 @@ impl Xenstored {
                 });
             }
         });
-        let store = Self { path, state };
+        let store = Self { path, state, real: None };
         store.dom0("/local/domain/0/name", "Domain-0");
         store
     }
 
+    /// Whether it is a real one.
+    pub fn is_real(&self) -> bool {
+        self.real.is_some()
+    }
+
+    fn real(&self) -> Option<MutexGuard<'_, Real>> {
+        self.real.as_ref().map(|real| real.lock().expect("no panic"))
+    }
+
+    /// What only a pretended one knows.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic")
+    }
+
+    /// Says that a domain is there, or not any more.
+    fn introduce(&self, domain: u32, there: bool) {
+        if let Some(mut real) = self.real() {
+            // Fails for a domain that is not there.
+            let _ = if there {
+                real.ask(8, format!("{domain}\x001\x00{}\0", 100 + domain).as_bytes())
+            } else {
+                real.ask(9, format!("{domain}\0").as_bytes())
+            };
+            return;
+        }
+        if there {
+            self.state().introduced.insert(domain);
+            self.state().fire("@introduceDomain", true);
+        } else {
+            self.state().introduced.remove(&domain);
+            self.state().fire("@releaseDomain", true);
+        }
+    }
+
+    fn change(&self, domain: u32, change: &Change) -> Result<(), &'static str> {
+        let Some(mut real) = self.real() else { return self.state().apply(change, domain) };
+        let path = change.path();
+        match change {
+            Change::Write(_, value) => {
+                let mut payload = format!("{path}\0").into_bytes();
+                payload.extend_from_slice(value);
+                real.ask(kind::WRITE, &payload)
+            }
+            Change::Make(_) => real.ask(kind::MKDIR, format!("{path}\0").as_bytes()),
+            Change::Remove(_) => real.ask(kind::RM, format!("{path}\0").as_bytes()),
+            Change::Permit(_, list) => {
+                let payload = format!("{path}\0{}\0", list.join("\0"));
+                real.ask(kind::SET_PERMS, payload.as_bytes())
+            }
+        }
+        .map(drop)
     }
 
     /// Writes as the toolstack does.
@@ -440,20 +548,22 @@ impl Xenstored {
     }
 
     pub fn write(&self, domain: u32, path: &str, value: &[u8]) -> Result<(), &'static str> {
-        self.state().apply(&Change::Write(path.into(), value.into()), domain)
+        self.change(domain, &Change::Write(path.into(), value.into()))
     }
 
     pub fn permit(&self, path: &str, permissions: &[String]) {
-        self.state()
-            .apply(&Change::Permit(path.into(), permissions.to_vec()), 0)
-            .expect("dom0 may");
+        self.change(0, &Change::Permit(path.into(), permissions.to_vec())).expect("dom0 may");
     }
 
     pub fn remove(&self, domain: u32, path: &str) -> Result<(), &'static str> {
-        self.state().apply(&Change::Remove(path.into()), domain)
+        self.change(domain, &Change::Remove(path.into()))
     }
 
     pub fn read(&self, domain: u32, path: &str) -> Result<String, &'static str> {
+        if let Some(mut real) = self.real() {
+            let value = real.ask(kind::READ, format!("{path}\0").as_bytes())?;
+            return Ok(String::from_utf8_lossy(&value).into_owned());
+        }
         let state = self.state();
         let node = state.nodes.get(path).ok_or("ENOENT")?;
         if !may(node, domain).0 {
@@ -462,12 +572,30 @@ impl Xenstored {
         Ok(String::from_utf8_lossy(&node.value).into_owned())
     }
 
+    /// The owner of a node and what others may, then exceptions.
+    pub fn permissions(&self, path: &str) -> String {
+        if let Some(mut real) = self.real() {
+            let list = real.ask(kind::GET_PERMS, format!("{path}\0").as_bytes());
+            let list = String::from_utf8(list.expect("a node")).expect("text");
+            return list.trim_end_matches('\0').replace('\0', " ");
+        }
+        self.state().nodes[path].permissions.join(" ")
+    }
+
     pub fn children(&self, path: &str) -> Vec<String> {
+        if let Some(mut real) = self.real() {
+            let mut names = real.children(path);
+            names.sort();
+            return names;
+        }
         State::children(&self.state().nodes, path)
     }
 
     /// All nodes at and below a path.
     pub fn below(&self, path: &str) -> Vec<String> {
+        if let Some(mut real) = self.real() {
+            return real.below(path);
+        }
         self.state().nodes.keys().filter(|other| is_below(other, path)).cloned().collect()
     }
 
@@ -489,8 +617,7 @@ impl Xenstored {
             self.dom0(&format!("{home}/{own}"), "");
             self.permit(&format!("{home}/{own}"), &[format!("n{domain}")]);
         }
-        self.state().introduced.insert(domain);
-        self.state().fire("@introduceDomain", true);
+        self.introduce(domain, true);
         self.plug(domain, 0);
     }
 
@@ -510,14 +637,12 @@ impl Xenstored {
         ] {
             self.remove(0, &path).expect("it was there");
         }
-        self.state().introduced.remove(&domain);
-        self.state().fire("@releaseDomain", true);
+        self.introduce(domain, false);
     }
 
     /// It dies, and nobody has removed its nodes yet.
     pub fn die(&self, domain: u32) {
-        self.state().introduced.remove(&domain);
-        self.state().fire("@releaseDomain", true);
+        self.introduce(domain, false);
     }
 }
 
