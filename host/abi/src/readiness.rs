@@ -14,8 +14,20 @@ use tokio::io::unix::AsyncFd;
 /// # Errors
 /// Those of epoll_ctl(2).
 pub fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    watch(fd, Interest::READABLE)
+}
+
+/// As [`readable`], and for room to write, such as a socket's.
+///
+/// # Errors
+/// Those of epoll_ctl(2).
+pub fn readable_and_writable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    watch(fd, Interest::READABLE | Interest::WRITABLE)
+}
+
+fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an OwnedFd names the same open descriptor for as long as it
     // lives, and AsyncFd owns it.
-    let watched = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+    let watched = unsafe { AsyncFd::register_with_interest(fd, interest) };
     watched.map_err(io::Error::from)
 }

@@ -32,7 +32,14 @@ pub enum Request {
         /// name to give it; QEMU's own name, or the socket's, if absent
         name: Option<String>,
     },
-    /// Close a guest's channels, unplug its control device, forget it.
+    /// Let a Xen domain take part again that was detached; answers with its
+    /// [`Guest`].
+    Include {
+        /// name, UUID, identity or number of the domain
+        guest: String,
+    },
+    /// Close a guest's channels, unplug its control device, forget it; on Xen,
+    /// leave it alone until [`Request::Include`].
     Detach {
         /// name, UUID or identity
         guest: String,
@@ -109,6 +116,9 @@ impl std::error::Error for Problem {}
 /// The agent.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Status {
+    /// whose guests these are: `qemu` or `xen`
+    #[serde(default)]
+    pub hypervisor: String,
     /// of the agent
     pub version: String,
     /// process id
@@ -176,13 +186,14 @@ pub struct Guest {
     pub epoch: String,
     /// of the machine; empty if it has none
     pub uuid: String,
-    /// its QMP socket
+    /// its QMP socket; empty on Xen
     pub qmp: PathBuf,
-    /// of its QEMU
+    /// of its QEMU; 0 on Xen
     pub pid: u32,
-    /// QEMU's machine type
+    /// QEMU's machine type; on Xen `xen-pv`, `xen-pvh` or `xen-hvm`
     pub machine: String,
-    /// `attaching`, `attached` (no modules), `ready`, `detaching`
+    /// `attaching`, `attached` (no modules), `ready`, `detaching`; on Xen also
+    /// `leaving` (told to shut down or to suspend) and `detached`
     pub state: String,
     /// version of its modules; empty unless ready
     pub version: String,
@@ -197,7 +208,7 @@ pub struct Guest {
 /// One network interface of a guest.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Nic {
-    /// as QEMU was told
+    /// as the hypervisor was told
     pub mac: String,
     /// host interface; empty if it is none
     pub tap: String,

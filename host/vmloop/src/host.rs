@@ -36,10 +36,19 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let mut agent = Client::connect(&path)?;
     let out = &mut io::stdout().lock();
     match &options.command {
-        Command::Attach { qmp, name } => {
-            let qmp = std::path::absolute(qmp)?;
-            let guest: Guest = agent.call(&Request::Attach { qmp, name: name.clone() })?;
-            writeln!(out, "attached to {} ({}, process {})", guest.name, guest.machine, guest.pid)?;
+        Command::Attach { guest, qmp, name } => {
+            let request = match (qmp, guest) {
+                (Some(qmp), _) => {
+                    Request::Attach { qmp: std::path::absolute(qmp)?, name: name.clone() }
+                }
+                (None, guest) => Request::Include { guest: guest.clone().unwrap_or_default() },
+            };
+            let guest: Guest = agent.call(&request)?;
+            write!(out, "attached to {} ({}", guest.name, guest.machine)?;
+            if guest.pid != 0 {
+                write!(out, ", process {}", guest.pid)?;
+            }
+            writeln!(out, ")")?;
             for nic in &guest.nics {
                 if nic.blocked.is_empty() {
                     writeln!(out, "  {} on {}{}", nic.mac, nic.bridge, vlan(nic.vlan))?;
@@ -148,6 +157,7 @@ fn show_status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
         duration(status.uptime_s),
         if status.recovering { ", recovering" } else { "" }
     )?;
+    writeln!(out, "host      {}", status.hypervisor)?;
     writeln!(out, "guests    {} ({} run the modules)", status.guests, status.guests_ready)?;
     writeln!(out, "channels  {} ({} up)", status.channels, status.channels_up)?;
     writeln!(out, "policy    {}", status.policy.display())?;
@@ -195,7 +205,10 @@ fn show_listing(out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
         }
     }
     if table.is_empty() {
-        return writeln!(out, "no guests; attach one with: vmloop attach --qmp SOCKET");
+        return writeln!(
+            out,
+            "no guests; on Xen they are found by themselves, with QEMU: vmloop attach --qmp SOCKET"
+        );
     }
     table.write(out)?;
     if listing.channels.is_empty() {

@@ -31,16 +31,20 @@ pub struct Options {
 /// What to do.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
-    /// Attach to a running QEMU machine (host)
+    /// Attach to a running QEMU machine, or to a Xen domain that was detached (host)
     Attach {
+        /// Name, UUID or number of the domain; Xen only, where all others are found by themselves
+        #[arg(value_name = "DOMAIN", required_unless_present = "qmp", conflicts_with = "qmp")]
+        guest: Option<String>,
         /// QMP socket of the machine, of which vmloopd must be the only user
         #[arg(long, value_name = "SOCKET")]
-        qmp: PathBuf,
+        qmp: Option<PathBuf>,
         /// Name for the guest [default: QEMU's -name, or the socket's]
-        #[arg(long)]
+        #[arg(long, requires = "qmp")]
         name: Option<String>,
     },
-    /// Close a guest's channels, unplug its control device, forget it (host)
+    /// Close a guest's channels and leave it alone: QEMU's until it is attached again or
+    /// starts anew, Xen's until it is attached again or ends (host)
     Detach {
         /// Name, UUID or identity of the guest
         guest: String,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The one task that decides: who is here, who may talk, which channels there
-//! are. Everything that waits for a guest or for QEMU happens in other tasks,
-//! which send [`Event`]s here.
+//! are. Everything that waits for a guest or for a hypervisor happens in other
+//! tasks, which send [`Event`]s here.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -9,22 +9,23 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, error, info, warn};
-use vmloop_abi::message::{self, Address, AgentMessage, ChannelState, GuestMessage};
+use vmloop_abi::message::{self, Address, AgentMessage, ChannelState, GuestMessage, TAG_MAX};
 use vmloop_abi::shm;
 use vmloop_api::{self as api, Problem, Request};
 
-use crate::channel::{self, ChannelKey, News};
+use crate::channel::{self, ChannelKey, Failure, News};
 use crate::counters::Counters;
-use crate::device;
 use crate::directory::{Member, View, free_tag};
-use crate::guest::{self, Bucket, Connected, Handle, Key};
+use crate::guest;
+use crate::hypervisor::{Bucket, Command, Connected, Directory, Found, Handle, Key, Machine, Nic};
 use crate::links::Links;
-use crate::machine::{Found, Machine, Nic, Taps, format_mac};
+use crate::machine::{Taps, format_mac};
 use crate::policy::{Policy, Who};
 use crate::state::{self, Saved};
+use crate::xen::{self, Domain};
 
 /// How long the agent waits for the guests of an earlier one to be attached
 /// before it decides which channels to keep.
@@ -42,6 +43,12 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Wait after a lack of slots.
 const SLOTS_RETRY: Duration = Duration::from_secs(30);
+/// How long a guest that was told to shut down or to suspend gets no new
+/// channels; if it is still there then, it did not obey.
+const LEAVING: Duration = Duration::from_secs(10);
+/// Stands for the first look at all domains among the guests of an earlier
+/// agent that are waited for. No attachment has this number.
+const ALL_DOMAINS: Key = 0;
 
 /// Everything that the broker hears.
 pub enum Event {
@@ -56,9 +63,23 @@ pub enum Event {
         /// how it went
         reply: oneshot::Sender<Result<Value, Problem>>,
     },
+    /// Domains have come or gone; from Xen. The first of these names all.
+    Domains {
+        /// domains that are new
+        come: Vec<Domain>,
+        /// domains that are not there any more
+        gone: Vec<Domain>,
+    },
+    /// An operator has detached this domain some time ago; its task ends.
+    Excluded {
+        /// the guest
+        key: Key,
+        /// what it is
+        machine: Box<Machine>,
+    },
     /// A guest's task has connected.
     Connected(Box<Connected>),
-    /// A guest's control device is plugged.
+    /// A guest can be told who is here.
     ControlUp {
         /// the guest
         key: Key,
@@ -81,6 +102,40 @@ pub enum Event {
         key: Key,
         /// all of them
         nics: Vec<Nic>,
+    },
+    /// A guest's name, which may be another one now.
+    Renamed {
+        /// the guest
+        key: Key,
+        /// the name
+        name: String,
+    },
+    /// A guest was told to end, or to let itself be saved.
+    Leaving {
+        /// the guest
+        key: Key,
+        /// what it was told
+        why: &'static str,
+    },
+    /// A guest has made a channel's region; Xen only.
+    Offer {
+        /// the guest
+        key: Key,
+        /// tag of the channel
+        tag: u32,
+        /// grant of the region's descriptor
+        gref: u32,
+        /// event channel
+        port: u32,
+    },
+    /// A guest could not make a channel's region, or map it; Xen only.
+    Fail {
+        /// the guest
+        key: Key,
+        /// tag of the channel
+        tag: u32,
+        /// an error's number
+        errno: u32,
     },
     /// A guest's task has ended.
     Left {
@@ -137,8 +192,10 @@ struct Guest {
     go: Option<oneshot::Sender<Result<(), Problem>>>,
     wants: Bucket,
     rescans: Bucket,
-    told: guest::Directory,
+    told: Directory,
     disputes: HashSet<std::net::IpAddr>,
+    /// Until when it is believed that it will end, or be saved.
+    leaving: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,6 +251,18 @@ pub struct Config {
     pub state: PathBuf,
     /// how to find the taps of a process
     pub taps: fn(u32) -> Taps,
+    /// XenStore, on a Xen host; otherwise guests are QEMUs
+    pub xen: Option<xen::store::Store>,
+}
+
+/// A domain that is there.
+struct DomainEntry {
+    /// its guest, if it is attached
+    key: Option<Key>,
+    /// tells its task when it is gone
+    gone: watch::Sender<bool>,
+    /// what it is, if an operator has detached it
+    excluded: Option<Machine>,
 }
 
 /// See the module.
@@ -215,6 +284,8 @@ pub struct Broker {
     order: Vec<Key>,
     /// Sockets of guests that are attached or about to be.
     paths: HashMap<Key, PathBuf>,
+    /// Domains, on Xen.
+    domains: HashMap<Domain, DomainEntry>,
     channels: HashMap<ChannelKey, Channel>,
     back_off: HashMap<(u64, u64), BackOff>,
     attaching: HashMap<Key, oneshot::Sender<Result<Value, Problem>>>,
@@ -291,7 +362,7 @@ impl Guest {
 
     fn send(&self, message: AgentMessage) {
         // Fails only if its task has ended, and then there is nobody to tell.
-        let _ = self.handle.commands.send(guest::Command::Send(message));
+        let _ = self.handle.commands.send(Command::Send(message));
     }
 }
 
@@ -308,14 +379,17 @@ impl Broker {
         let (events, inbox) = mpsc::channel(1024);
         let mut number = [0; 8];
         rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())?;
+        let agent = u64::from_le_bytes(number).max(1);
+        // What guests of Xen wrote of an earlier agent's channels still stands there.
+        let last_tag = if config.xen.is_some() { (agent % u64::from(TAG_MAX)) as u32 } else { 0 };
         let broker = Self {
             config,
             events: events.clone(),
             counters,
             log: broadcast::channel(256).0,
             started: Instant::now(),
-            agent: u64::from_le_bytes(number).max(1),
-            last_tag: 0,
+            agent,
+            last_tag,
             policy,
             policy_error: String::new(),
             links: Links::default(),
@@ -323,6 +397,7 @@ impl Broker {
             guests: HashMap::new(),
             order: Vec::new(),
             paths: HashMap::new(),
+            domains: HashMap::new(),
             channels: HashMap::new(),
             back_off: HashMap::new(),
             attaching: HashMap::new(),
@@ -333,7 +408,8 @@ impl Broker {
             return_by: None,
             next_key: 1,
             next_claim: 1,
-            next_cookie: 1,
+            // Others than those of an earlier agent, which guests may remember.
+            next_cookie: (agent >> 32) as u32,
             dirty: false,
         };
         Ok((broker, events, inbox))
@@ -353,6 +429,7 @@ impl Broker {
                 self.recovering.as_ref().map(|(_, until)| *until),
                 self.return_by,
                 self.patience.values().min().copied(),
+                self.guests.values().filter_map(|guest| guest.leaving).min(),
             ]
             .into_iter()
             .flatten()
@@ -394,6 +471,12 @@ impl Broker {
     // ---- attaching and detaching
 
     fn recover(&mut self) {
+        let until = Instant::now() + RECOVERY;
+        if self.config.xen.is_some() {
+            // XenStore knows all.
+            self.recovering = Some((HashSet::from([ALL_DOMAINS]), until));
+            return;
+        }
         let saved = match state::read(&self.config.state) {
             Ok(saved) => saved,
             Err(error) => {
@@ -401,7 +484,6 @@ impl Broker {
                 Vec::new()
             }
         };
-        let until = Instant::now() + RECOVERY;
         let mut waiting = HashSet::new();
         for Saved { qmp, name } in saved {
             let (reply, _) = oneshot::channel();
@@ -427,6 +509,11 @@ impl Broker {
             let _ = reply.send(Err(problem));
             None
         };
+        if self.config.xen.is_some() {
+            let problem = Problem::new("not-qemu", "this agent serves Xen domains, not QEMUs")
+                .hint("domains are found by themselves; vmloop attach DOMAIN undoes vmloop detach");
+            return refuse(reply, problem);
+        }
         let path = path.canonicalize().unwrap_or(path);
         if self.paths.values().any(|other| *other == path) {
             let text = format!("{} is attached already", path.display());
@@ -455,6 +542,133 @@ impl Broker {
         Some(key)
     }
 
+    /// Attaches a domain; `include` even if an operator has detached it.
+    fn attach_domain(
+        &mut self,
+        domain: Domain,
+        include: bool,
+        reply: Option<oneshot::Sender<Result<Value, Problem>>>,
+    ) -> Option<Key> {
+        let store = self.config.xen.clone()?;
+        let entry = self.domains.get_mut(&domain)?;
+        let key = self.next_key;
+        self.next_key += 1;
+        entry.key = Some(key);
+        entry.excluded = None;
+        if let Some(reply) = reply {
+            self.attaching.insert(key, reply);
+            self.patience.insert(key, Instant::now() + PATIENCE);
+        }
+        let task = xen::guest::Task {
+            key,
+            domain,
+            agent: self.agent,
+            include,
+            store,
+            gone: entry.gone.subscribe(),
+            events: self.events.clone(),
+            counters: self.counters.clone(),
+        };
+        tokio::spawn(task.run());
+        Some(key)
+    }
+
+    fn domains(&mut self, come: Vec<Domain>, gone: Vec<Domain>) {
+        for domain in gone {
+            if let Some(entry) = self.domains.remove(&domain) {
+                entry.gone.send_replace(true);
+            }
+        }
+        let mut attached = Vec::new();
+        for domain in come {
+            let entry = DomainEntry { key: None, gone: watch::channel(false).0, excluded: None };
+            self.domains.insert(domain, entry);
+            attached.extend(self.attach_domain(domain, false, None));
+        }
+        if let Some((waiting, _)) = &mut self.recovering
+            && waiting.remove(&ALL_DOMAINS)
+        {
+            waiting.extend(attached);
+        }
+    }
+
+    /// Attaches a domain again that was detached.
+    fn include(&mut self, text: &str, reply: oneshot::Sender<Result<Value, Problem>>) {
+        let problem = if self.config.xen.is_none() {
+            Problem::new("not-xen", "this agent serves QEMUs, not Xen domains")
+                .hint("attach to a machine with: vmloop attach --qmp SOCKET")
+        } else if let Ok(key) = self.find(text) {
+            let name = self.guests.get(&key).map(|guest| guest.name.clone()).unwrap_or_default();
+            Problem::new("attached-already", format!("{name} is attached already"))
+        } else {
+            let wanted = text.to_ascii_lowercase();
+            let found = self.domains.iter().find(|(domain, entry)| {
+                entry.key.is_none()
+                    && (domain.to_string() == text
+                        || entry.excluded.as_ref().is_some_and(|machine| {
+                            machine.name == text
+                                || machine.uuid.as_deref() == Some(&*wanted)
+                                || hex(machine.id) == wanted
+                        }))
+            });
+            match found.map(|(domain, _)| *domain) {
+                Some(domain) => {
+                    self.attach_domain(domain, true, Some(reply));
+                    return;
+                }
+                None => Problem::new("no-such-guest", format!("there is no domain {text:?}"))
+                    .hint("see vmloop ls and xl list"),
+            }
+        };
+        // Fails only if the client hung up.
+        let _ = reply.send(Err(problem));
+    }
+
+    /// A name that no other guest has. While a domain is migrated within the
+    /// host there are two of the same.
+    fn domain_name(&self, machine: &Machine, name: &str) -> String {
+        let name: String = name.chars().filter(|c| !c.is_control()).take(50).collect();
+        let taken =
+            self.guests.values().any(|guest| guest.name == name && guest.machine.id != machine.id);
+        if taken || name.is_empty() { format!("{name}.{}", machine.id) } else { name }
+    }
+
+    fn renamed(&mut self, key: Key, name: &str) {
+        let Some(guest) = self.guests.get(&key) else { return };
+        let name = self.domain_name(&guest.machine, name);
+        if guest.name == name {
+            return;
+        }
+        self.note("guest-renamed", &name, "", 0, &format!("it was {}", guest.name));
+        for side in self.channels.values_mut().flat_map(|channel| &mut channel.sides) {
+            if side.guest == key {
+                side.name.clone_from(&name);
+            }
+        }
+        if let Some(guest) = self.guests.get_mut(&key) {
+            guest.machine.name.clone_from(&name);
+            guest.name = name;
+            if guest.hello.is_some() {
+                self.welcome(key);
+            }
+        }
+        // The policy may say something else about it now.
+        self.dirty = true;
+    }
+
+    /// A guest will end, or be saved: its channels are closed while it can
+    /// still drain them.
+    fn leaving(&mut self, key: Key, why: &str) {
+        let Some(guest) = self.guests.get_mut(&key) else { return };
+        guest.leaving = Some(Instant::now() + LEAVING);
+        let name = guest.name.clone();
+        self.note("guest-leaving", &name, "", 0, why);
+        for channel in self.channels_of(key) {
+            self.close(channel, shm::VMLOOP_CLOSE_MIGRATION);
+        }
+        self.dirty = true;
+    }
+
     fn name_problem(&self, name: &str) -> Option<Problem> {
         if name.is_empty() || name.len() > 63 || name.chars().any(char::is_control) {
             return Some(
@@ -469,7 +683,10 @@ impl Broker {
     }
 
     fn connected(&mut self, connected: Connected) {
-        let Connected { key, machine, name, left, handle, go } = connected;
+        let Connected { key, machine, mut name, found, handle, go } = connected;
+        if self.config.xen.is_some() {
+            name = self.domain_name(&machine, &name);
+        }
         let problem = if let Some(other) =
             self.guests.values().find(|guest| guest.machine.id == machine.id)
         {
@@ -506,13 +723,14 @@ impl Broker {
             handle,
             hello: None,
             addresses: Vec::new(),
-            found: left.channels,
+            found,
             orphans: HashSet::new(),
             go: Some(go),
             wants: Bucket::new(2.0, 20.0),
             rescans: Bucket::new(0.2, 3.0),
             told: None,
             disputes: HashSet::new(),
+            leaving: None,
         };
         if let Some((waiting, _)) = &mut self.recovering {
             // The control device follows when it is clear which channels stay.
@@ -538,16 +756,12 @@ impl Broker {
             peer = hex(found.peer),
             "removing a channel without a peer"
         );
-        let slots = guest.handle.slots.clone();
+        let place = guest.handle.place.clone();
         let (events, found, name) = (self.events.clone(), found.clone(), guest.name.clone());
         tokio::spawn(async move {
-            let plugged = device::Plugged::found(
-                crate::machine::channel_device(found.tag),
-                crate::machine::channel_chardev(found.tag, found.peer, found.epoch),
-            );
             let tag = found.tag;
-            slots
-                .unplug(plugged, move || {
+            place
+                .remove(&found, move || {
                     warn!(guest = name, tag, "the guest keeps the device of an old channel");
                 })
                 .await;
@@ -635,7 +849,13 @@ impl Broker {
             // Fails only if the client hung up.
             let _ = reply.send(Ok(Value::Null));
         }
+        let still = self.domain_left(key, problem);
         let Some(guest) = self.guests.remove(&key) else { return };
+        if guest.phase == Phase::Detaching
+            && let Some(entry) = still.and_then(|domain| self.domains.get_mut(&domain))
+        {
+            entry.excluded = Some(guest.machine.clone());
+        }
         self.order.retain(|other| *other != key);
         if let Some(collecting) = &mut self.collecting {
             collecting.waiting.remove(&key);
@@ -656,8 +876,33 @@ impl Broker {
         self.dirty = true;
     }
 
+    /// The task of a domain has ended; which one, if it is still there.
+    fn domain_left(&mut self, key: Key, problem: Option<Problem>) -> Option<Domain> {
+        let (domain, entry) = self.domains.iter_mut().find(|(_, entry)| entry.key == Some(key))?;
+        entry.key = None;
+        if let Some(problem) = problem.filter(|problem| problem.code != "detached") {
+            warn!(domain, %problem, "cannot attach");
+        }
+        Some(*domain)
+    }
+
+    /// Answers a guest's HELLO.
+    fn welcome(&self, key: Key) {
+        let Some(guest) = self.guests.get(&key) else { return };
+        let message = AgentMessage::Welcome {
+            id: guest.machine.id,
+            epoch: guest.machine.epoch,
+            agent: self.agent,
+            idle_ms: self.policy.idle_ms,
+            name: guest.name.clone(),
+        };
+        let ring_size = self.policy.ring_size;
+        // Fails only if its task has ended.
+        let _ = guest.handle.commands.send(Command::Welcome { message, ring_size });
+    }
+
     fn save(&self) {
-        if self.recovering.is_some() {
+        if self.recovering.is_some() || self.config.xen.is_some() {
             return;
         }
         let guests: Vec<Saved> = self
@@ -681,6 +926,7 @@ impl Broker {
                     guest.name == text
                         || guest.machine.uuid.as_deref() == Some(&*wanted)
                         || hex(guest.machine.id) == wanted
+                        || (self.config.xen.is_some() && guest.machine.id.to_string() == text)
                 })
             })
             .copied()
@@ -712,7 +958,7 @@ impl Broker {
             .any(|channel| channel.side_of(key).is_some_and(|side| !channel.sides[side].gone));
         if guest.phase == Phase::Detaching && !busy {
             // Fails only if its task has ended.
-            let _ = guest.handle.commands.send(guest::Command::Detach);
+            let _ = guest.handle.commands.send(Command::Detach);
         }
     }
 
@@ -724,24 +970,13 @@ impl Broker {
                 if major != shm::VMLOOP_SHM_MAJOR {
                     return;
                 }
-                let (agent, idle_ms) = (self.agent, self.policy.idle_ms);
                 let Some(guest) = self.guests.get_mut(&key) else { return };
-                let again = guest.hello.is_some();
-                guest.hello = Some(Hello { version, kernel });
-                let welcome = AgentMessage::Welcome {
-                    id: guest.machine.id,
-                    epoch: guest.machine.epoch,
-                    agent,
-                    idle_ms,
-                    name: guest.name.clone(),
-                };
+                let again = guest.hello.replace(Hello { version, kernel: kernel.clone() });
+                guest.leaving = None;
+                let name = guest.name.clone();
                 // Before the directory goes out with it, it must be right.
-                let _ = guest.handle.commands.send(guest::Command::Welcome(welcome));
-                if !again {
-                    let (name, kernel) = (
-                        guest.name.clone(),
-                        guest.hello.as_ref().map(|hello| hello.kernel.clone()).unwrap_or_default(),
-                    );
+                self.welcome(key);
+                if again.is_none() {
                     self.note("guest-ready", &name, "", 0, &kernel);
                 }
                 self.dirty = true;
@@ -767,7 +1002,7 @@ impl Broker {
                 });
                 if unknown && guest.rescans.take(Instant::now()).is_ok() {
                     // Fails only if its task has ended.
-                    let _ = guest.handle.commands.send(guest::Command::Rescan);
+                    let _ = guest.handle.commands.send(Command::Rescan);
                 }
                 if guest.addresses != addresses {
                     guest.addresses = addresses;
@@ -837,7 +1072,11 @@ impl Broker {
             self.counters.throttled.add(1);
             return Err((shm::VMLOOP_REFUSED_BUSY, (when - now).max(busy.1)));
         }
-        if guest.hello.is_none() || guest.phase != Phase::Attached || self.recovering.is_some() {
+        if guest.hello.is_none()
+            || guest.phase != Phase::Attached
+            || guest.leaving.is_some()
+            || self.recovering.is_some()
+        {
             return Err(busy);
         }
         let gone = (shm::VMLOOP_REFUSED_GONE, Duration::ZERO);
@@ -847,10 +1086,15 @@ impl Broker {
             return Err(gone);
         };
         let other_key = *other_key;
+        // It was here before the agent, and has not spoken yet.
+        if other_key != key && other.hello.is_none() && self.return_by.is_some() {
+            return Err(busy);
+        }
         if other_key == key
             || other.machine.epoch != epoch
             || other.hello.is_none()
             || other.phase != Phase::Attached
+            || other.leaving.is_some()
         {
             return Err(gone);
         }
@@ -925,7 +1169,10 @@ impl Broker {
             ChannelState::Broken => {
                 self.note("channel-broken", &one, &two, tag, "the peer broke the protocol");
                 self.close(channel_key, shm::VMLOOP_CLOSE_PEER_GONE);
-                self.side_closed(channel_key, key);
+                // On Xen the memory is its own, or mapped: it says CLOSED yet.
+                if self.config.xen.is_none() {
+                    self.side_closed(channel_key, key);
+                }
             }
         }
     }
@@ -981,7 +1228,7 @@ impl Broker {
                 stats: None,
             };
             let end =
-                channel::End { id, epoch: guest.machine.epoch, slots: guest.handle.slots.clone() };
+                channel::End { id, epoch: guest.machine.epoch, place: guest.handle.place.clone() };
             (side, end)
         };
         let ((side_a, end_a), (side_b, end_b)) = (end(0), end(1));
@@ -1010,13 +1257,11 @@ impl Broker {
                 commands,
             },
         );
-        if adopted {
-            tokio::spawn(task.adopt());
-        } else {
+        if !adopted {
             // The directories first, though guests must not rely on it.
             self.refresh();
-            tokio::spawn(task.open());
         }
+        tokio::spawn(task.run(adopted));
         key
     }
 
@@ -1047,6 +1292,16 @@ impl Broker {
         self.dirty = true;
     }
 
+    /// Passes on what a guest says about a channel.
+    fn relay(&self, key: Key, tag: u32, command: impl FnOnce(usize) -> channel::Command) {
+        let channel = self.channel_by_tag(key, tag).and_then(|key| self.channels.get(&key));
+        let Some(channel) = channel else { return };
+        if let Some(side) = channel.side_of(key) {
+            // Fails only if its task has ended.
+            let _ = channel.commands.send(command(side));
+        }
+    }
+
     /// A guest has let go of a channel.
     fn side_closed(&mut self, key: ChannelKey, guest: Key) {
         let Some(channel) = self.channels.get_mut(&key) else { return };
@@ -1066,15 +1321,12 @@ impl Broker {
                 self.counters.channels_opened.add(1);
                 self.note("channel-open", &a, &b, tag, "");
             }
-            News::Failed(side, error) => {
-                let reason = match error {
-                    device::Error::Slots(_) => shm::VMLOOP_REFUSED_SLOTS,
-                    _ => shm::VMLOOP_REFUSED_FAILED,
-                };
-                let text = format!("{}: {error}", channel.sides[side].name);
+            News::Failed(Failure { side, reason, text, hint }) => {
+                let guest = channel.sides[side].name.clone();
+                warn!(guest, tag, error = text, hint, "channel");
+                let text = format!("{guest}: {text}");
                 channel.failure.get_or_insert((reason, text.clone()));
                 self.counters.channels_failed.add(1);
-                warn!(guest = channel.sides[side].name, tag, %error, hint = error.hint(), "channel");
                 self.note("channel-failed", &a, &b, tag, &text);
             }
             News::Unplugging => {
@@ -1169,7 +1421,9 @@ impl Broker {
                     epoch: guest.machine.epoch,
                     name: guest.name.clone(),
                     uuid: guest.who().uuid.to_owned(),
-                    ready: guest.hello.is_some() && guest.phase == Phase::Attached,
+                    ready: guest.hello.is_some()
+                        && guest.phase == Phase::Attached
+                        && guest.leaving.is_none(),
                     nics: guest
                         .machine
                         .nics
@@ -1254,6 +1508,12 @@ impl Broker {
                 .hint("a guest that is stopped, or has not booted yet, keeps its devices; see vmloop ls")));
             }
         }
+        for guest in self.guests.values_mut() {
+            if guest.leaving.is_some_and(|until| until <= now) {
+                guest.leaving = None;
+                self.dirty = true;
+            }
+        }
         if self.return_by.is_some_and(|by| by <= now) {
             self.return_by = None;
             let silent: Vec<Key> = self
@@ -1285,21 +1545,15 @@ impl Broker {
     fn reload(&mut self) -> Result<(), Problem> {
         match Policy::read_or_default(&self.config.policy) {
             Ok(policy) => {
-                let idle_changed = policy.idle_ms != self.policy.idle_ms;
+                let changed = policy.idle_ms != self.policy.idle_ms
+                    || policy.ring_size != self.policy.ring_size;
                 self.policy = policy;
                 self.policy_error.clear();
                 self.note("policy-loaded", "", "", 0, &self.config.policy.display().to_string());
-                if idle_changed {
-                    for guest in self.guests.values().filter(|guest| guest.hello.is_some()) {
-                        let _ = guest.handle.commands.send(guest::Command::Welcome(
-                            AgentMessage::Welcome {
-                                id: guest.machine.id,
-                                epoch: guest.machine.epoch,
-                                agent: self.agent,
-                                idle_ms: self.policy.idle_ms,
-                                name: guest.name.clone(),
-                            },
-                        ));
+                if changed {
+                    let ready = self.guests.iter().filter(|(_, guest)| guest.hello.is_some());
+                    for key in ready.map(|(key, _)| *key) {
+                        self.welcome(key);
                     }
                 }
                 self.dirty = true;
@@ -1319,6 +1573,21 @@ impl Broker {
         match event {
             Event::Api(request, reply) => self.api(request, reply),
             Event::Appeared { path, name, reply } => drop(self.attach(path, name, reply, None)),
+            Event::Domains { come, gone } => self.domains(come, gone),
+            Event::Excluded { key, machine } => {
+                let entry = self.domains.values_mut().find(|entry| entry.key == Some(key));
+                if let Some(entry) = entry {
+                    entry.excluded = Some(*machine);
+                }
+            }
+            Event::Renamed { key, name } => self.renamed(key, &name),
+            Event::Leaving { key, why } => self.leaving(key, why),
+            Event::Offer { key, tag, gref, port } => {
+                self.relay(key, tag, |side| channel::Command::Offer { side, gref, port });
+            }
+            Event::Fail { key, tag, errno } => {
+                self.relay(key, tag, |side| channel::Command::Fail { side, errno });
+            }
             Event::Connected(connected) => self.connected(*connected),
             Event::ControlUp { key } => self.control_up(key),
             Event::Away { key } => self.away(key),
@@ -1343,7 +1612,7 @@ impl Broker {
                 if links.renamed(&self.links) {
                     for guest in self.guests.values() {
                         // Fails only if its task has ended.
-                        let _ = guest.handle.commands.send(guest::Command::Rescan);
+                        let _ = guest.handle.commands.send(Command::Rescan);
                     }
                 }
                 self.links = links;
@@ -1358,6 +1627,10 @@ impl Broker {
         let answer = match request {
             Request::Attach { qmp, name } => {
                 self.attach(qmp, name, reply, None);
+                return;
+            }
+            Request::Include { guest } => {
+                self.include(&guest, reply);
                 return;
             }
             Request::Detach { guest } => match self.find(&guest) {
@@ -1418,7 +1691,9 @@ impl Broker {
     }
 
     fn status(&self) -> api::Status {
+        let hypervisor = if self.config.xen.is_some() { "xen" } else { "qemu" };
         api::Status {
+            hypervisor: hypervisor.into(),
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             uptime_s: self.started.elapsed().as_secs(),
@@ -1445,6 +1720,7 @@ impl Broker {
             machine: guest.machine.kind_name.clone(),
             state: match guest.phase {
                 Phase::Attaching => "attaching",
+                Phase::Attached if guest.leaving.is_some() => "leaving",
                 Phase::Attached if hello.is_some() => "ready",
                 Phase::Attached => "attached",
                 Phase::Detaching => "detaching",
@@ -1480,6 +1756,17 @@ impl Broker {
 
     fn listing(&self, cookie: Option<u32>) -> api::Listing {
         let mut guests: Vec<_> = self.guests.values().map(|guest| self.describe(guest)).collect();
+        let excluded = self.domains.values().filter(|entry| entry.key.is_none());
+        guests.extend(excluded.filter_map(|entry| entry.excluded.as_ref()).map(|machine| {
+            api::Guest {
+                name: machine.name.clone(),
+                id: hex(machine.id),
+                uuid: machine.uuid.clone().unwrap_or_default(),
+                machine: machine.kind_name.clone(),
+                state: "detached".into(),
+                ..api::Guest::default()
+            }
+        }));
         guests.sort_by(|a, b| a.name.cmp(&b.name));
         let side = |side: &ChannelSide| api::Side {
             guest: side.name.clone(),

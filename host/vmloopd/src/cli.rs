@@ -7,13 +7,15 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::{error, info};
+use tokio::sync::mpsc;
+use tracing::{error, info, warn};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::broker::{self, Broker, Event};
-use crate::config::Config;
+use crate::config::{Config, GuestConfig};
 use crate::counters::Counters;
-use crate::{links, machine, metrics, server, watch};
+use crate::xen::store::Store;
+use crate::{links, machine, metrics, server, watch, xen};
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -24,7 +26,19 @@ pub enum LogFormat {
     Json,
 }
 
-/// Host agent of vmloop: lets the QEMU guests of this host talk through shared memory.
+/// Whose guests are served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Hypervisor {
+    /// Xen in its control domain, QEMU elsewhere
+    #[default]
+    Auto,
+    /// QEMU machines, with or without KVM
+    Qemu,
+    /// Xen domains, from dom0
+    Xen,
+}
+
+/// Host agent of vmloop: lets the guests of this host, of QEMU/KVM or Xen, talk through shared memory.
 #[derive(Clone, Debug, Parser)]
 #[command(
     version,
@@ -35,6 +49,9 @@ pub struct Options {
     /// Configuration file [default: /etc/vmloop/vmloopd.toml, if it is there]
     #[arg(long, short, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Whose guests to serve
+    #[arg(long, value_enum, default_value = "auto")]
+    pub hypervisor: Hypervisor,
     /// Socket of the API, instead of the configuration's
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
@@ -104,7 +121,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         .worker_threads(2)
         .enable_all()
         .build()?
-        .block_on(main(config))
+        .block_on(main(config, options.hypervisor))
 }
 
 fn private_directory(path: &std::path::Path) -> anyhow::Result<()> {
@@ -116,7 +133,7 @@ fn private_directory(path: &std::path::Path) -> anyhow::Result<()> {
         .with_context(|| format!("directory {}", path.display()))
 }
 
-async fn main(config: Config) -> anyhow::Result<()> {
+async fn main(config: Config, hypervisor: Hypervisor) -> anyhow::Result<()> {
     private_directory(&config.state_dir)?;
     if let Some(parent) = config.socket.parent() {
         private_directory(parent)?;
@@ -130,12 +147,23 @@ async fn main(config: Config) -> anyhow::Result<()> {
         _ => anyhow::anyhow!("socket {}: {error}", config.socket.display()),
     })?;
 
+    let xen = match hypervisor {
+        Hypervisor::Xen => true,
+        Hypervisor::Qemu => false,
+        Hypervisor::Auto => xen::is_here(),
+    };
+    let store = if xen { Some(Store::connect()?) } else { None };
+    if xen && !(config.watch.is_empty() && config.guest.is_empty()) {
+        warn!("QMP sockets in the configuration are not looked at: this is a Xen host");
+    }
+
     let counters = Arc::new(Counters::default());
     let (broker, events, inbox) = Broker::new(
         broker::Config {
             policy: config.policy.clone(),
             state: config.state_dir.join("guests.json"),
             taps: machine::taps,
+            xen: store.clone(),
         },
         counters,
     )?;
@@ -156,17 +184,14 @@ async fn main(config: Config) -> anyhow::Result<()> {
     if let Some(address) = &config.metrics {
         metrics::listen(address, events.clone()).await?;
     }
-    let watching = watch::run(config.watch, config.guest, events.clone());
-    tokio::spawn(async move {
-        if let Err(error) = watching.await {
-            error!(%error, "QMP sockets are no longer watched");
-        }
-    });
+    let mut finder = tokio::spawn(find(store.clone(), config.watch, config.guest, events.clone()));
 
     let mut hangup = signal(SignalKind::hangup())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    info!(version = env!("CARGO_PKG_VERSION"), socket = %config.socket.display(), "ready");
+    let version = env!("CARGO_PKG_VERSION");
+    let hypervisor = if xen { "xen" } else { "qemu" };
+    info!(version, hypervisor, socket = %config.socket.display(), "ready");
     // Fails only where nobody wants to know.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     loop {
@@ -187,6 +212,15 @@ async fn main(config: Config) -> anyhow::Result<()> {
                 error!(%error, "the host's network can no longer be watched");
                 return Err(error.context("network"));
             }
+            ended = &mut finder => {
+                let error = match ended {
+                    Ok(Err(error)) => error,
+                    Ok(Ok(())) => anyhow::anyhow!("ended"),
+                    Err(error) => error.into(),
+                };
+                // With XenStore gone nothing can be done; the next agent goes on.
+                return Err(error.context("guests can no longer be found"));
+            }
             ended = &mut broker => {
                 ended.context("broker")?;
                 anyhow::bail!("the broker has ended");
@@ -195,5 +229,28 @@ async fn main(config: Config) -> anyhow::Result<()> {
     }
     info!("ending; channels stay as they are");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    if let Some(store) = &store {
+        broker.abort();
+        xen::goodbye(store).await;
+    }
+    Ok(())
+}
+
+/// Finds guests for ever.
+async fn find(
+    store: Option<Store>,
+    patterns: Vec<String>,
+    guests: Vec<GuestConfig>,
+    events: mpsc::Sender<Event>,
+) -> anyhow::Result<()> {
+    match store {
+        Some(store) => xen::find(store, events).await?,
+        None => {
+            if let Err(error) = watch::run(patterns, guests, events).await {
+                error!(%error, "QMP sockets are no longer watched");
+            }
+            std::future::pending::<()>().await;
+        }
+    }
     Ok(())
 }

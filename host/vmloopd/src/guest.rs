@@ -24,7 +24,8 @@ use vmloop_api::Problem;
 use crate::broker::Event;
 use crate::counters::Counters;
 use crate::device::{self, Plugged, Slots, Spec};
-use crate::machine::{self, CONTROL, LeftBehind, Machine, Taps};
+use crate::hypervisor::{Bucket, Command, Connected, Directory, Handle, Key, Place};
+use crate::machine::{self, CONTROL, Taps};
 use crate::qmp::{self, Qmp};
 
 /// Messages taken before others get their turn.
@@ -33,70 +34,6 @@ const BATCH: usize = 64;
 const WAITING: usize = 1024;
 /// A broken control device is replaced no more often than this.
 const REPLACE: Duration = Duration::from_secs(5);
-
-/// Names an attachment: a number that is never used again, so that what a
-/// former life of a guest caused cannot be taken for its present one's doing.
-pub type Key = u64;
-
-/// A directory, shared between the broker and a guest's task; None while the
-/// broker does not know enough yet.
-pub type Directory = Option<Arc<Vec<DirectoryEntry>>>;
-
-/// What the broker tells a guest's task.
-#[derive(Debug)]
-pub enum Command {
-    /// Answer a HELLO; the directory follows by itself.
-    Welcome(AgentMessage),
-    /// Send a message.
-    Send(AgentMessage),
-    /// Look for interfaces again.
-    Rescan,
-    /// Unplug the control device, and end.
-    Detach,
-}
-
-/// The broker's handle of a guest.
-pub struct Handle {
-    /// its places for devices
-    pub slots: Slots,
-    /// its QEMU
-    pub qmp: Qmp,
-    /// its task
-    pub commands: mpsc::UnboundedSender<Command>,
-    /// what it is to know
-    pub directory: watch::Sender<Directory>,
-}
-
-/// Grants so many things per second, and some at once.
-#[derive(Debug)]
-pub struct Bucket {
-    per_second: f64,
-    most: f64,
-    level: f64,
-    then: Instant,
-}
-
-impl Bucket {
-    /// A full one.
-    pub fn new(per_second: f64, most: f64) -> Self {
-        Self { per_second, most, level: most, then: Instant::now() }
-    }
-
-    /// Takes one, or says when there will be one.
-    ///
-    /// # Errors
-    /// The instant at which to ask again.
-    pub fn take(&mut self, now: Instant) -> Result<(), Instant> {
-        let passed = now.saturating_duration_since(self.then).as_secs_f64();
-        self.then = now;
-        self.level = (self.level + passed * self.per_second).min(self.most);
-        if self.level >= 1.0 {
-            self.level -= 1.0;
-            return Ok(());
-        }
-        Err(now + Duration::from_secs_f64((1.0 - self.level) / self.per_second))
-    }
-}
 
 /// A control device that is plugged.
 struct Control {
@@ -224,22 +161,6 @@ pub struct Task {
     pub retry_until: Option<Instant>,
 }
 
-/// What the broker learns when a task has connected.
-pub struct Connected {
-    /// names the attachment
-    pub key: Key,
-    /// what QEMU told
-    pub machine: Machine,
-    /// the name to use
-    pub name: String,
-    /// what an earlier agent left
-    pub left: LeftBehind,
-    /// the handle
-    pub handle: Handle,
-    /// the broker's answer: go on, or why not
-    pub go: oneshot::Sender<Result<(), Problem>>,
-}
-
 fn qmp_problem(error: &qmp::Error) -> Problem {
     let code = match error {
         qmp::Error::NotFound(_) => "qmp-not-found",
@@ -291,9 +212,10 @@ impl Task {
                 Err(error) => return Err(qmp_problem(&error)),
             }
         };
-        let machine = Machine::discover(&qmp, process.pid, (self.taps)(process.pid))
+        let discovered = machine::discover(&qmp, process.pid, (self.taps)(process.pid))
             .await
             .map_err(|error| machine_problem(&error))?;
+        let machine = discovered.machine;
         let left = machine::left_behind(&qmp).await.map_err(|error| qmp_problem(&error))?;
         let name = self.name.clone().unwrap_or_else(|| {
             if machine.name.is_empty() {
@@ -302,20 +224,20 @@ impl Task {
                 machine.name.clone()
             }
         });
-        if !machine.kvm {
+        if !discovered.kvm {
             warn!(guest = name, "runs without KVM: slow, but all the same otherwise");
         }
         let gone = pidfd(machine.pid);
 
-        let slots = Slots::new(qmp.clone(), machine.kind);
+        let slots = Slots::new(qmp.clone(), discovered.kind);
         let (commands, inbox) = mpsc::unbounded_channel();
         let (directory, updates) = watch::channel(None);
         let (go, went) = oneshot::channel();
         let connected = Connected {
             key: self.key,
             name: name.clone(),
-            left: left.clone(),
-            handle: Handle { slots: slots.clone(), qmp: qmp.clone(), commands, directory },
+            found: left.channels,
+            handle: Handle { place: Place::Qemu(slots.clone()), commands, directory },
             go,
             machine: machine.clone(),
         };
@@ -564,7 +486,7 @@ impl Serving {
                     None | Some(Command::Detach) => return Ok(End::Detach),
                     Some(Command::Rescan) => self.rescan(),
                     Some(Command::Send(message)) => self.outbox.push(message),
-                    Some(Command::Welcome(message)) => {
+                    Some(Command::Welcome { message, .. }) => {
                         self.outbox.push(message);
                         welcomed = true;
                         if let Some(entries) = self.updates.borrow_and_update().clone() {
@@ -629,19 +551,6 @@ async fn ended(pidfd: Option<&AsyncFd<OwnedFd>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn buckets() {
-        let mut bucket = Bucket::new(10.0, 2.0);
-        let now = Instant::now();
-        assert_eq!(bucket.take(now), Ok(()));
-        assert_eq!(bucket.take(now), Ok(()));
-        let Err(later) = bucket.take(now) else { panic!("a third one") };
-        let wait = later - now;
-        assert!(wait > Duration::from_millis(90) && wait < Duration::from_millis(110), "{wait:?}");
-        assert_eq!(bucket.take(later + Duration::from_millis(1)), Ok(()));
-        assert!(bucket.take(later + Duration::from_millis(1)).is_err());
-    }
 
     #[test]
     fn a_directory_larger_than_the_ring() {

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! vmloopd, the host agent: attaches to running QEMUs, gives every guest the
-//! directory of its peers, and plugs a channel between two that want one.
+//! vmloopd, the host agent: finds the guests of this host, gives each the
+//! directory of its peers, and brings about a channel between two that want
+//! one.
 //!
-//! `broker` decides; a task for each guest (`guest`) and each channel
-//! (`channel`) does what takes time. What guests write is checked in
-//! `vmloop_abi` and limited in `guest`. See docs/agent.md.
+//! `broker` decides; a task for each guest (`guest` on QEMU, `xen::guest`) and
+//! each channel (`channel`, `xen::channel`) does what takes time; `hypervisor`
+//! is what the two kinds have in common. What guests write is checked in
+//! `vmloop_abi` and `xen::nodes`, and limited in their tasks. See
+//! docs/agent.md.
 
 pub mod broker;
 pub mod channel;
@@ -14,6 +17,7 @@ pub mod counters;
 pub mod device;
 pub mod directory;
 pub mod guest;
+pub mod hypervisor;
 pub mod links;
 pub mod machine;
 pub mod metrics;
@@ -22,3 +26,4 @@ pub mod qmp;
 pub mod server;
 pub mod state;
 pub mod watch;
+pub mod xen;

@@ -12,6 +12,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use crate::hypervisor::{Found, Machine, Nic};
 use crate::qmp::{self, Qmp};
 
 /// Prefix of the ids of everything that the agent makes in a QEMU.
@@ -65,49 +66,15 @@ pub enum Kind {
     Q35,
 }
 
-/// A network interface as QEMU was told to make it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Nic {
-    /// address that QEMU was told
-    pub mac: [u8; 6],
-    /// host interface of its tap; empty if it has none
-    pub tap: String,
-}
-
-/// A channel device that an earlier agent plugged.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// of the channel
-    pub tag: u32,
-    /// identity of the other guest
-    pub peer: u64,
-    /// epoch of the other guest
-    pub epoch: u64,
-}
-
 /// What a QEMU tells about itself.
 #[derive(Clone, Debug)]
-pub struct Machine {
-    /// QEMU's version
-    pub version: String,
-    /// UUID; None if it has none, or only zeros
-    pub uuid: Option<String>,
-    /// QEMU's -name; may be empty
-    pub name: String,
-    /// QEMU's machine type
-    pub kind_name: String,
+pub struct Discovered {
+    /// what any hypervisor would tell
+    pub machine: Machine,
     /// how devices are plugged
     pub kind: Kind,
-    /// process
-    pub pid: u32,
-    /// identity; never 0
-    pub id: u64,
-    /// epoch
-    pub epoch: u64,
     /// whether it runs under KVM
     pub kvm: bool,
-    /// interfaces
-    pub nics: Vec<Nic>,
 }
 
 /// Identity of a guest: eight bytes of a hash of what makes it unique.
@@ -137,73 +104,65 @@ fn epoch(start: u64, pid: u32) -> u64 {
     start << 22 | u64::from(pid)
 }
 
-impl Machine {
-    /// Asks a QEMU all of it; `taps` are those of its process.
-    ///
-    /// # Errors
-    /// [`Error`], with a hint for the operator.
-    pub async fn discover(qmp: &Qmp, pid: u32, taps: Taps) -> Result<Self, Error> {
-        let nothing = || json!({});
-        let version = qmp.execute("query-version", nothing()).await?;
-        let number = |key: &str| version["qemu"][key].as_u64().unwrap_or(0);
-        let version = format!("{}.{}.{}", number("major"), number("minor"), number("micro"));
+/// Asks a QEMU all of it; `taps` are those of its process.
+///
+/// # Errors
+/// [`Error`], with a hint for the operator.
+pub async fn discover(qmp: &Qmp, pid: u32, taps: Taps) -> Result<Discovered, Error> {
+    let nothing = || json!({});
+    let version = qmp.execute("query-version", nothing()).await?;
+    let number = |key: &str| version["qemu"][key].as_u64().unwrap_or(0);
+    let version = format!("{}.{}.{}", number("major"), number("minor"), number("micro"));
 
-        let types = qmp.execute("qom-list-types", json!({"implements": "ivshmem-common"})).await?;
-        let known = types
-            .as_array()
-            .is_some_and(|list| list.iter().any(|entry| entry["name"] == "ivshmem-doorbell"));
-        if !known {
-            return Err(Error::NoIvshmem(version));
-        }
-
-        let status = qmp.execute("query-status", nothing()).await?;
-        let status = status["status"].as_str().unwrap_or_default();
-        if matches!(status, "inmigrate" | "postmigrate" | "finish-migrate" | "colo") {
-            return Err(Error::Migrating(status.into()));
-        }
-        let migration = qmp.execute("query-migrate", nothing()).await?;
-        let migration = migration["status"].as_str().unwrap_or("none");
-        if !matches!(migration, "none" | "cancelled" | "failed" | "completed") {
-            return Err(Error::Migrating(migration.into()));
-        }
-
-        let kind_name = qmp.get_text("/machine", "type").await?;
-        let kind_name = kind_name.trim_end_matches("-machine").to_owned();
-        let objects = qmp.list("/machine").await?;
-        let kind = if objects.iter().any(|(_, kind)| kind == "child<q35-pcihost>") {
-            Kind::Q35
-        } else if objects.iter().any(|(_, kind)| kind == "child<i440FX-pcihost>") {
-            Kind::Pc
-        } else {
-            return Err(Error::Machine(kind_name));
-        };
-
-        let uuid = qmp.execute("query-uuid", nothing()).await?;
-        let uuid = uuid["UUID"].as_str().unwrap_or_default().to_ascii_lowercase();
-        let uuid = uuid.chars().any(|c| c.is_ascii_hexdigit() && c != '0').then_some(uuid);
-        let name = qmp.execute("query-name", nothing()).await?;
-        let name = name["name"].as_str().unwrap_or_default().to_owned();
-        let kvm = qmp.execute("query-kvm", nothing()).await?;
-
-        let start = start_time(pid).map_err(|error| Error::Process(pid, error))?;
-        let epoch = epoch(start, pid);
-        let id = match &uuid {
-            Some(uuid) => identity(uuid),
-            None => identity(&format!("process {epoch}")),
-        };
-        Ok(Self {
-            version,
-            uuid,
-            name,
-            kind_name,
-            kind,
-            pid,
-            id,
-            epoch,
-            kvm: kvm["enabled"].as_bool().unwrap_or(false),
-            nics: nics(qmp, taps).await?,
-        })
+    let types = qmp.execute("qom-list-types", json!({"implements": "ivshmem-common"})).await?;
+    let known = types
+        .as_array()
+        .is_some_and(|list| list.iter().any(|entry| entry["name"] == "ivshmem-doorbell"));
+    if !known {
+        return Err(Error::NoIvshmem(version));
     }
+
+    let status = qmp.execute("query-status", nothing()).await?;
+    let status = status["status"].as_str().unwrap_or_default();
+    if matches!(status, "inmigrate" | "postmigrate" | "finish-migrate" | "colo") {
+        return Err(Error::Migrating(status.into()));
+    }
+    let migration = qmp.execute("query-migrate", nothing()).await?;
+    let migration = migration["status"].as_str().unwrap_or("none");
+    if !matches!(migration, "none" | "cancelled" | "failed" | "completed") {
+        return Err(Error::Migrating(migration.into()));
+    }
+
+    let kind_name = qmp.get_text("/machine", "type").await?;
+    let kind_name = kind_name.trim_end_matches("-machine").to_owned();
+    let objects = qmp.list("/machine").await?;
+    let kind = if objects.iter().any(|(_, kind)| kind == "child<q35-pcihost>") {
+        Kind::Q35
+    } else if objects.iter().any(|(_, kind)| kind == "child<i440FX-pcihost>") {
+        Kind::Pc
+    } else {
+        return Err(Error::Machine(kind_name));
+    };
+
+    let uuid = qmp.execute("query-uuid", nothing()).await?;
+    let uuid = uuid["UUID"].as_str().unwrap_or_default().to_ascii_lowercase();
+    let uuid = uuid.chars().any(|c| c.is_ascii_hexdigit() && c != '0').then_some(uuid);
+    let name = qmp.execute("query-name", nothing()).await?;
+    let name = name["name"].as_str().unwrap_or_default().to_owned();
+    let kvm = qmp.execute("query-kvm", nothing()).await?;
+
+    let start = start_time(pid).map_err(|error| Error::Process(pid, error))?;
+    let epoch = epoch(start, pid);
+    let id = match &uuid {
+        Some(uuid) => identity(uuid),
+        None => identity(&format!("process {epoch}")),
+    };
+    let nics = nics(qmp, taps).await?;
+    Ok(Discovered {
+        machine: Machine { uuid, name, kind_name, pid, id, epoch, nics },
+        kind,
+        kvm: kvm["enabled"].as_bool().unwrap_or(false),
+    })
 }
 
 /// Asks for the network interfaces; `taps` are those of the process.

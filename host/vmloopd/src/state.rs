@@ -9,8 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::guest::Key;
-use crate::machine::Found;
+use crate::hypervisor::{Found, Key};
 
 /// One guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

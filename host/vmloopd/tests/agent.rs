@@ -49,6 +49,7 @@ impl Agent {
             policy: directory.join("policy.toml"),
             state: directory.join("guests.json"),
             taps: |_| (1..10).map(|number| (number, format!("tap{number}"))).collect(),
+            xen: None,
         };
         let (broker, events, inbox) =
             Broker::new(config, Arc::new(Counters::default())).expect("a broker");

@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What stands in XenStore's nodes (docs/protocol.md, section 8): reading
+//! what guests wrote, which may be anything, and writing what they read.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use vmloop_abi::message::{Address, ChannelState, Counters, DirectoryEntry, TAG_MAX};
+use vmloop_abi::shm;
+
+use crate::machine::{format_mac, parse_mac};
+
+/// Longest value of a guest's that is looked at.
+pub const VALUE_MAX: usize = 256;
+/// Longest word of text that is kept.
+const WORD_MAX: usize = 63;
+
+/// Words of a guest's value: printable ASCII, one blank between two.
+pub fn words(value: &[u8]) -> Option<Vec<&str>> {
+    if value.len() > VALUE_MAX || value.iter().any(|byte| !(0x20..0x7f).contains(byte)) {
+        return None;
+    }
+    let text = std::str::from_utf8(value).ok()?;
+    Some(text.split(' ').filter(|word| !word.is_empty()).collect())
+}
+
+/// Reads decimal digits, and nothing else.
+pub fn number<T: std::str::FromStr>(word: &str) -> Option<T> {
+    if word.is_empty() || word.len() > 20 || !word.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    word.parse().ok()
+}
+
+/// Reads up to 16 hexadecimal digits.
+pub fn random(word: &str) -> Option<u64> {
+    if word.is_empty() || word.len() > 16 || !word.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    u64::from_str_radix(word, 16).ok()
+}
+
+/// One word that stands for a name.
+pub fn word(name: &str) -> String {
+    let word: String =
+        name.chars().take(WORD_MAX).map(|c| if c.is_ascii_graphic() { c } else { '_' }).collect();
+    if word.is_empty() { "?".into() } else { word }
+}
+
+/// `hello` of a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// major version of its protocol
+    pub major: u16,
+    /// minor version of its protocol
+    pub minor: u16,
+    /// differs for every start of its modules; never 0
+    pub incarnation: u64,
+    /// `VMLOOP_F_*`
+    pub features: u64,
+    /// version of its modules
+    pub version: String,
+    /// its kernel release
+    pub kernel: String,
+}
+
+impl Hello {
+    /// Reads it.
+    pub fn parse(value: &[u8]) -> Option<Self> {
+        let words = words(value)?;
+        let [major, minor, incarnation, features, version, kernel, ..] = words[..] else {
+            return None;
+        };
+        Some(Self {
+            major: number(major)?,
+            minor: number(minor)?,
+            incarnation: random(incarnation).filter(|number| *number != 0)?,
+            features: number(features)?,
+            version: word(version),
+            kernel: word(kernel),
+        })
+    }
+}
+
+/// `channel/TAG` of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// The region is there: grant of its descriptor, event channel's port.
+    Offer(u32, u32),
+    /// How it stands.
+    State(ChannelState),
+    /// It could not make the region, or map it: an error's number.
+    Fail(u32),
+}
+
+impl Said {
+    /// Reads it.
+    pub fn parse(value: &[u8]) -> Option<Self> {
+        let words = words(value)?;
+        match words[..] {
+            ["offer", gref, port, ..] => Some(Self::Offer(number(gref)?, number(port)?)),
+            ["up", ..] => Some(Self::State(ChannelState::Up)),
+            ["idle", ..] => Some(Self::State(ChannelState::Idle)),
+            ["broken", ..] => Some(Self::State(ChannelState::Broken)),
+            ["closed", ..] => Some(Self::State(ChannelState::Closed)),
+            ["fail", errno, ..] => Some(Self::Fail(number(errno)?)),
+            _ => None,
+        }
+    }
+}
+
+/// Reads `address/N` of a guest.
+pub fn address(value: &[u8]) -> Option<Address> {
+    let words = words(value)?;
+    let [mac, address, ..] = words[..] else { return None };
+    let (ip, prefix) = address.split_once('/')?;
+    let ip: IpAddr = ip.parse().ok()?;
+    let prefix: u8 = number(prefix)?;
+    let most = if ip.is_ipv4() { 32 } else { 128 };
+    (prefix <= most).then_some(Address { mac: parse_mac(mac)?, ip, prefix })
+}
+
+/// Reads `want/PEER` of a guest: epoch of the peer, and which attempt it is.
+pub fn want(value: &[u8]) -> Option<(u64, u32)> {
+    let words = words(value)?;
+    let [epoch, attempt, ..] = words[..] else { return None };
+    Some((random(epoch)?, number(attempt)?))
+}
+
+/// Reads `stats/COOKIE/TAG` of a guest.
+pub fn counters(value: &[u8]) -> Option<Counters> {
+    let words = words(value)?;
+    let mut numbers = [0; 8];
+    for (slot, at) in numbers.iter_mut().zip(0..) {
+        *slot = number(words.get(at)?)?;
+    }
+    let [tx_frames, tx_bytes, rx_frames, rx_bytes, tx_doorbells, rx_doorbells, tx_full, rx_dropped] =
+        numbers;
+    Some(Counters {
+        tx_frames,
+        tx_bytes,
+        rx_frames,
+        rx_bytes,
+        tx_doorbells,
+        rx_doorbells,
+        tx_full,
+        rx_dropped,
+    })
+}
+
+/// What a guest is to do about a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// side 0: make the region
+    Make,
+    /// side 1: nothing is offered yet
+    Wait,
+    /// side 1: map the peer's descriptor, bind the peer's port
+    Map(u32, u32),
+    /// let go of it
+    Close,
+}
+
+/// `channel/TAG` of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// the other guest's domain
+    pub peer: u64,
+    /// which side the guest is
+    pub side: usize,
+    /// what it is to do
+    pub task: Task,
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} ", self.peer, self.side)?;
+        match self.task {
+            Task::Make => f.write_str("make"),
+            Task::Wait => f.write_str("wait"),
+            Task::Map(gref, port) => write!(f, "map {gref} {port}"),
+            Task::Close => f.write_str("close"),
+        }
+    }
+}
+
+impl Link {
+    /// Reads what an earlier agent wrote.
+    pub fn parse(value: &str) -> Option<Self> {
+        let words = words(value.as_bytes())?;
+        let [peer, side, ref task @ ..] = words[..] else { return None };
+        let task = match task {
+            ["make"] => Task::Make,
+            ["wait"] => Task::Wait,
+            ["map", gref, port] => Task::Map(number(gref)?, number(port)?),
+            ["close"] => Task::Close,
+            _ => return None,
+        };
+        let side = number(side).filter(|side| *side < 2)?;
+        Some(Self { peer: number(peer)?, side, task })
+    }
+}
+
+/// Reads a tag.
+pub fn tag(word: &str) -> Option<u32> {
+    number(word).filter(|tag| (1..=TAG_MAX).contains(tag))
+}
+
+/// `agent`, which says that there is one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Agent {
+    /// differs for every start of the agent
+    pub agent: u64,
+    /// the guest's domain
+    pub id: u64,
+    /// the guest's epoch
+    pub epoch: u64,
+    /// incarnation of the hello that is answered; 0 if none
+    pub echo: u64,
+    /// report idle channels after so many milliseconds; 0: never
+    pub idle_ms: u32,
+    /// bytes of each ring of new channels
+    pub ring_size: u32,
+    /// the guest's name
+    pub name: String,
+}
+
+impl fmt::Display for Agent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { agent, id, epoch, echo, idle_ms, ring_size, name } = self;
+        let (major, minor, name) = (shm::VMLOOP_SHM_MAJOR, shm::VMLOOP_SHM_MINOR, word(name));
+        write!(
+            f,
+            "{major} {minor} {agent:016x} {id} {epoch:016x} {echo:016x} {idle_ms} {ring_size} {name}"
+        )
+    }
+}
+
+/// Nodes below a guest's `vmloop`, by relative path.
+pub type Nodes = BTreeMap<String, String>;
+
+/// The nodes of a directory.
+pub fn directory(entries: &[DirectoryEntry], nodes: &mut Nodes) {
+    let mut interfaces: BTreeMap<u64, usize> = BTreeMap::new();
+    for entry in entries {
+        let peer = format!("peer/{}", entry.id);
+        let at = interfaces.entry(entry.id).or_default();
+        let flags = if entry.tagged { shm::VMLOOP_PEER_TAGGED } else { 0 };
+        let mut text = format!(
+            "{} {} {flags} {}",
+            format_mac(&entry.local_mac),
+            format_mac(&entry.mac),
+            entry.mtu
+        );
+        for address in entry.ips.iter().take(shm::VMLOOP_PEER_IPS) {
+            text.push_str(&format!(" {}/{}", address.ip, address.prefix));
+        }
+        nodes.insert(format!("{peer}/interface/{at}"), text);
+        *at += 1;
+        nodes.insert(peer, format!("{:016x} {} {}", entry.epoch, entry.tag, word(&entry.name)));
+    }
+}
+
+/// What has to change for `now` to become `then`: nodes to remove with all
+/// below them, and nodes to write.
+pub fn changes(now: &Nodes, then: &Nodes) -> (Vec<String>, Vec<(String, String)>) {
+    let mut gone: Vec<String> = Vec::new();
+    for path in now.keys().filter(|path| !then.contains_key(*path)) {
+        let below = |above: &String| {
+            path.strip_prefix(above.as_str()).is_some_and(|rest| rest.starts_with('/'))
+        };
+        // A node that only leads to others has no value of its own.
+        let leads = then.keys().any(|other| {
+            other.strip_prefix(path.as_str()).is_some_and(|rest| rest.starts_with('/'))
+        });
+        if !leads && !gone.iter().any(below) {
+            gone.push(path.clone());
+        }
+    }
+    let new = then
+        .iter()
+        .filter(|(path, value)| now.get(*path) != Some(value))
+        .map(|(path, value)| (path.clone(), value.clone()))
+        .collect();
+    (gone, new)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn nodes(list: &[(&str, &str)]) -> Nodes {
+        list.iter().map(|(path, value)| ((*path).into(), (*value).into())).collect()
+    }
+
+    #[test]
+    fn what_guests_write() {
+        let hello = Hello::parse(b"1 0 00000000000000ff 1 0.1.0 6.12.57-amd64 more").expect("one");
+        assert_eq!((hello.major, hello.incarnation, hello.features), (1, 255, 1));
+        assert_eq!(hello.kernel, "6.12.57-amd64");
+        for bad in ["", "1 0 0 1 a b", "1 0 +1 1 a b", "1 0 1 1 a", "x 0 1 1 a b", "1 0 1 1 a \x1b"]
+        {
+            assert_eq!(Hello::parse(bad.as_bytes()), None, "{bad}");
+        }
+        assert_eq!(Said::parse(b"offer 8 17"), Some(Said::Offer(8, 17)));
+        assert_eq!(Said::parse(b"closed"), Some(Said::State(ChannelState::Closed)));
+        assert_eq!(Said::parse(b"fail 12"), Some(Said::Fail(12)));
+        for bad in ["offer 8", "offer -1 2", "offer 4294967296 1", "maybe", ""] {
+            assert_eq!(Said::parse(bad.as_bytes()), None, "{bad}");
+        }
+        let one = address(b"00:16:3e:00:00:01 10.0.0.1/24").expect("an address");
+        assert_eq!((one.mac[1], one.prefix), (0x16, 24));
+        assert!(address(b"00:16:3e:00:00:01 fd00::1/64").is_some());
+        for bad in
+            ["00:16:3e:00:00:01 10.0.0.1/33", "00:16:3e:00:00:01 10.0.0.1", "x 10.0.0.1/24", "x"]
+        {
+            assert_eq!(address(bad.as_bytes()), None, "{bad}");
+        }
+        assert_eq!(want(b"00000000000000ff 2"), Some((255, 2)));
+        assert_eq!(counters(b"1 2 3 4 5 6 7"), None);
+        assert_eq!(counters(b"1 2 3 4 5 6 7 8").map(|all| (all.tx_frames, all.rx_dropped)), {
+            Some((1, 8))
+        });
+        assert_eq!((tag("0"), tag("16384"), tag("16383")), (None, None, Some(16383)));
+    }
+
+    #[test]
+    fn what_is_written_can_be_read() {
+        for task in [Task::Make, Task::Wait, Task::Map(8, 17), Task::Close] {
+            let link = Link { peer: 7, side: 1, task };
+            assert_eq!(Link::parse(&link.to_string()), Some(link));
+        }
+        for bad in ["7 2 make", "7 1 map 8", "7 1", "", "x 1 make"] {
+            assert_eq!(Link::parse(bad), None, "{bad}");
+        }
+        assert_eq!(word("my vm\n"), "my_vm_");
+        assert_eq!(word(""), "?");
+    }
+
+    #[test]
+    fn a_directory_as_nodes() {
+        let entry = |id, last| DirectoryEntry {
+            id,
+            epoch: 1,
+            tag: 3,
+            tagged: true,
+            local_mac: [2, 0, 0, 0, 0, 1],
+            mac: [2, 0, 0, 0, 0, last],
+            mtu: 1500,
+            name: "g 2".into(),
+            ips: vec![Address { mac: [0; 6], ip: IpAddr::from([10, 0, 0, last]), prefix: 24 }],
+        };
+        let mut all = Nodes::new();
+        directory(&[entry(5, 2), entry(5, 3), entry(6, 4)], &mut all);
+        assert_eq!(all["peer/5"], "0000000000000001 3 g_2");
+        assert_eq!(
+            all["peer/5/interface/1"],
+            "02:00:00:00:00:01 02:00:00:00:00:03 1 1500 10.0.0.3/24"
+        );
+        assert_eq!(all.len(), 5);
+    }
+
+    #[test]
+    fn only_what_changes() {
+        let now = nodes(&[
+            ("agent", "a"),
+            ("peer", ""),
+            ("peer/5", "x"),
+            ("peer/5/interface", ""),
+            ("peer/5/interface/0", "y"),
+            ("peer/55", "z"),
+            ("refused", ""),
+        ]);
+        let then = nodes(&[("agent", "b"), ("peer/55", "z"), ("channel/1", "c")]);
+        let (gone, new) = changes(&now, &then);
+        assert_eq!(gone, ["peer/5", "refused"]);
+        assert_eq!(new.len(), 2);
+        assert_eq!(changes(&then, &then), (Vec::new(), Vec::new()));
+        // One interface of two, with nodes in between that have no value.
+        let then = nodes(&[("peer/5", "x"), ("peer/5/interface/1", "y")]);
+        let (gone, _) = changes(&now, &then);
+        assert_eq!(gone, ["agent", "peer/5/interface/0", "peer/55", "refused"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_value_does_harm(value in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = (Hello::parse(&value), Said::parse(&value), address(&value));
+            let _ = (want(&value), counters(&value));
+        }
+
+        #[test]
+        fn no_words_do_harm(value in "[0-9a-f/:. +-]{0,60}") {
+            let value = value.as_bytes();
+            let _ = (Hello::parse(value), address(value), want(value), counters(value));
+        }
+    }
+}

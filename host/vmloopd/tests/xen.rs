@@ -1,0 +1,803 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The agent in a dom0 that is none: a xenstored and guests that only pretend,
+//! and everything between the API and XenStore's nodes.
+
+mod xenstore;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value;
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+use vmloop_abi::shm;
+use vmloop_api::{Listing, Problem, Request, Status};
+use vmloopd::broker::{Broker, Config, Event};
+use vmloopd::counters::Counters;
+use vmloopd::links::{Link, Links};
+use vmloopd::server;
+use vmloopd::xen::{self, store::Store};
+use xenstore::{Modules, Xenstored, mac, wait};
+
+struct Agent {
+    runtime: Runtime,
+    events: mpsc::Sender<Event>,
+    store: Store,
+}
+
+/// Two bridges; the first interface of domains 1 to 9 is on the first one.
+fn network() -> Links {
+    let bridge = |name: &str| Link { name: name.into(), up: true, bridge: true, ..Link::default() };
+    let vif = |name: String, master| Link {
+        name,
+        mtu: 1500,
+        up: true,
+        master,
+        forwarding: true,
+        ..Link::default()
+    };
+    let first = (1..10).map(|domain| (domain, vif(format!("vif{domain}.0"), 100)));
+    let second = (1..10).map(|domain| (domain + 10, vif(format!("vif{domain}.1"), 101)));
+    Links::new(first.chain(second).chain([(100, bridge("xenbr0")), (101, bridge("xenbr1"))]))
+}
+
+impl Agent {
+    fn start(directory: &Path, xenstored: &Xenstored) -> Self {
+        let runtime = Runtime::new().expect("a runtime");
+        let store = {
+            let _inside = runtime.enter();
+            Store::connect_to(&xenstored.path).expect("XenStore")
+        };
+        let config = Config {
+            policy: directory.join("policy.toml"),
+            state: directory.join("guests.json"),
+            taps: |_| Vec::new(),
+            xen: Some(store.clone()),
+        };
+        let (broker, events, inbox) =
+            Broker::new(config, Arc::new(Counters::default())).expect("a broker");
+        runtime.spawn(broker.run(inbox));
+        runtime.spawn(xen::find(store.clone(), events.clone()));
+        let agent = Self { runtime, events, store };
+        agent.send(Event::Links(network()));
+        agent
+    }
+
+    fn send(&self, event: Event) {
+        assert!(self.events.blocking_send(event).is_ok(), "the broker has ended");
+    }
+
+    fn ask(&self, request: Request) -> Result<Value, Problem> {
+        self.runtime.block_on(server::ask(&self.events, request))
+    }
+
+    fn list(&self) -> Listing {
+        serde_json::from_value(self.ask(Request::List).expect("a listing")).expect("a listing")
+    }
+
+    fn status(&self) -> Status {
+        serde_json::from_value(self.ask(Request::Status).expect("a status")).expect("a status")
+    }
+
+    fn channels(&self) -> usize {
+        self.list().channels.len()
+    }
+
+    /// State of a guest; empty if there is none of that name.
+    fn state(&self, name: &str) -> String {
+        let guests = self.list().guests;
+        guests
+            .into_iter()
+            .find(|guest| guest.name == name)
+            .map(|guest| guest.state)
+            .unwrap_or_default()
+    }
+
+    fn policy(&self, directory: &Path, text: &str) {
+        std::fs::write(directory.join("policy.toml"), text).expect("a policy");
+        self.ask(Request::PolicyReload).expect("a good one");
+    }
+
+    /// As SIGKILL does: nothing is put in order.
+    fn kill(self, xenstored: &Xenstored) {
+        self.runtime.shutdown_background();
+        drop(self.store);
+        wait("an end of its connection", || xenstored.is_real() || xenstored.watches() == 0);
+    }
+}
+
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a directory")
+}
+
+/// Domains 1 and 2, whose modules know of each other.
+fn meet(store: &Xenstored) -> (Modules<'_>, Modules<'_>) {
+    let (a, b) = (Modules::load(store, 1, 0x11), Modules::load(store, 2, 0x22));
+    wait("a directory with the other's address", || {
+        let address = |modules: &Modules<'_>, peer| {
+            modules.agent().is_some()
+                && modules
+                    .told(&format!("peer/{peer}/interface/0"))
+                    .is_some_and(|text| text.ends_with(&format!(" 10.0.0.{peer}/24")))
+        };
+        address(&a, 2) && address(&b, 1)
+    });
+    (a, b)
+}
+
+/// A channel between them, up on both sides.
+fn link(agent: &Agent, a: &mut Modules<'_>, b: &mut Modules<'_>) -> u32 {
+    a.want(b.domain);
+    wait("a channel on side 1", || {
+        a.work();
+        b.work();
+        b.channels.values().any(|said| said == "up")
+    });
+    let tag = *b.were_up.last().expect("it was up");
+    a.up(tag);
+    wait("a channel that is up", || {
+        agent.list().channels.iter().any(|channel| channel.state == "up")
+    });
+    tag
+}
+
+#[test]
+fn from_hello_to_a_channel_and_back() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "web");
+    let agent = Agent::start(directory.path(), &store);
+    // One was there before the agent, one comes later.
+    wait("a guest", || agent.state("web") == "attached");
+    store.create(2, "db 2");
+    let (mut a, mut b) = meet(&store);
+    let words = a.agent().expect("an agent");
+    assert_eq!((&*words[0], &*words[3], &*words[6..].join(" ")), ("1", "1", "60000 4194304 web"));
+    assert_eq!(a.told("peer/2").map(|text| text[16..].to_owned()), Some(" 0 db_2".into()));
+    let interface = a.told("peer/2/interface/0").expect("an interface");
+    assert_eq!(interface, format!("{} {} 1 1500 10.0.0.2/24", mac(1, 0), mac(2, 0)));
+    assert_eq!(agent.status().hypervisor, "xen");
+
+    // A guest reads its own directory only, and writes none.
+    for node in store.below("/local/domain/1/vmloop") {
+        assert_eq!(store.permissions(&node), "n0 r1", "{node}");
+    }
+    let foreign = store.read(2, "/local/domain/1/vmloop/agent");
+    assert!(store.is_real() || foreign == Err("EACCES"));
+    let nodes = ["agent", "peer/2", "peer/2/interface/0", "directory", "new", "epoch"];
+    for path in nodes.into_iter().filter(|_| !store.is_real()) {
+        let path = format!("/local/domain/1/vmloop/{path}");
+        assert_eq!(store.write(1, &path, b"x"), Err("EACCES"), "{path}");
+    }
+
+    let tag = link(&agent, &mut a, &mut b);
+    assert_eq!(a.told(&format!("channel/{tag}")), Some("2 0 make".into()));
+    let map = format!("1 1 map {} {}", 1000 + tag, 20 + tag);
+    assert_eq!(b.told(&format!("channel/{tag}")), Some(map));
+    assert_eq!(
+        (a.peer(2).map(|peer| peer.1), b.peer(1).map(|peer| peer.1)),
+        (Some(tag), Some(tag))
+    );
+
+    // Counters come from the guests.
+    let stats = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| agent.ask(Request::Stats).expect("an answer"));
+        wait("an answer", || {
+            a.work();
+            b.work();
+            asking.is_finished()
+        });
+        serde_json::from_value::<Listing>(asking.join().expect("an answer")).expect("a listing")
+    });
+    assert_eq!(stats.channels[0].a.stats.map(|stats| stats.tx_bytes), Some(42));
+    assert_eq!(stats.channels[0].b.stats.map(|stats| stats.rx_dropped), Some(6));
+
+    agent.ask(Request::Close { a: "web".into(), b: "2".into() }).expect("closed");
+    wait("an end", || {
+        a.work();
+        b.work();
+        a.list("channel").is_empty() && b.list("channel").is_empty() && agent.channels() == 0
+    });
+    wait("no tag", || a.peer(2).is_some_and(|peer| peer.1 == 0));
+    // The next one has another tag, whatever still stands there.
+    wait("another channel", || {
+        a.want(2);
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        a.work();
+        b.work();
+        b.channels.values().any(|said| said == "up")
+    });
+    assert!(!b.channels.contains_key(&tag));
+}
+
+#[test]
+fn an_agent_that_is_killed() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    for domain in 1..=3 {
+        store.create(domain, &format!("g{domain}"));
+    }
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    let mut c = Modules::load(&store, 3, 0x33);
+    wait("three guests", || c.peers().len() == 2 && a.peers().len() == 2);
+    let tag = link(&agent, &mut a, &mut b);
+    a.want(3);
+    wait("a second channel", || {
+        a.work();
+        c.work();
+        !c.were_up.is_empty()
+    });
+    let lost = c.were_up[0];
+    let before = |modules: &Modules<'_>| {
+        (
+            modules.told("epoch"),
+            modules.told(&format!("channel/{tag}")),
+            modules.peer(1),
+            modules.peer(2),
+        )
+    };
+    let (of_a, of_b) = (before(&a), before(&b));
+    let old = a.agent().expect("an agent")[2].clone();
+
+    agent.kill(&store);
+    // Meanwhile guest 3 ends.
+    store.destroy(3);
+    a.say("want/77", "0000000000000001 1");
+    let agent = Agent::start(directory.path(), &store);
+    wait("another agent", || a.agent().is_some_and(|words| words[2] != old) && b.agent().is_some());
+    assert_eq!((before(&a), before(&b)), (of_a, of_b));
+    // What was asked meanwhile is answered.
+    wait("an answer", || a.refused(77).is_some());
+    wait("an orphan that is closed", || {
+        a.work();
+        !a.list("channel").contains(&lost.to_string())
+    });
+    wait("a channel that is up", || {
+        agent.list().channels.iter().any(|channel| channel.state == "up")
+    });
+    assert_eq!(agent.channels(), 1);
+    b.work();
+    assert_eq!((a.channels.len(), b.channels.len()), (1, 1));
+    assert!(!store.below("/local/domain").iter().any(|path| path.starts_with("/local/domain/3")));
+
+    // And it can be closed by the agent that did not make it.
+    agent.ask(Request::Close { a: "g1".into(), b: "g2".into() }).expect("closed");
+    wait("an end", || {
+        a.work();
+        b.work();
+        a.list("channel").is_empty() && b.list("channel").is_empty() && agent.channels() == 0
+    });
+}
+
+#[test]
+fn an_agent_that_is_killed_before_the_offer() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    a.want(2);
+    wait("a task", || a.list("channel").len() == 1 && b.list("channel").len() == 1);
+    agent.kill(&store);
+    a.work();
+    let agent = Agent::start(directory.path(), &store);
+    wait("a channel on side 1", || {
+        b.work();
+        !b.were_up.is_empty()
+    });
+    a.up(b.were_up[0]);
+    wait("a channel that is up", || {
+        agent.list().channels.iter().any(|channel| channel.state == "up")
+    });
+}
+
+#[test]
+fn modules_that_were_loaded_again_meanwhile() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    let tag = link(&agent, &mut a, &mut b);
+    agent.kill(&store);
+    a.unload();
+    let a = Modules::load(&store, 1, 0x111);
+    let agent = Agent::start(directory.path(), &store);
+    wait("an end on the other side", || {
+        b.work();
+        a.agent().is_some() && b.list("channel").is_empty() && b.channels.is_empty()
+    });
+    assert!(a.list("channel").is_empty());
+    wait("no channel", || agent.channels() == 0);
+
+    // The same under an agent that lives; the other side takes its time.
+    let mut a = a;
+    let next = link(&agent, &mut a, &mut b);
+    assert_ne!(next, tag);
+    a.unload();
+    let a = Modules::load(&store, 1, 0x1111);
+    wait("a directory", || a.agent().is_some() && a.peer(2).is_some());
+    assert_eq!((a.peer(2).map(|peer| peer.1), b.peer(1).map(|peer| peer.1)), (Some(0), Some(next)));
+    wait("an end", || {
+        b.work();
+        a.agent().is_some() && a.list("channel").is_empty() && agent.channels() == 0
+    });
+    assert!(b.channels.is_empty() || b.told(&format!("channel/{next}")).is_none());
+}
+
+#[test]
+fn a_guest_that_is_destroyed() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    link(&agent, &mut a, &mut b);
+    let watches = store.watches();
+    store.destroy(2);
+    wait("an end", || {
+        a.work();
+        a.peers().is_empty() && a.list("channel").is_empty() && agent.channels() == 0
+    });
+    assert_eq!(agent.list().guests.len(), 1);
+    wait("fewer watches", || store.is_real() || store.watches() < watches);
+    assert_eq!(store.below("/local/domain/2"), Vec::<String>::new());
+    assert_eq!(store.below("/local/domain/0/backend/vif/2"), Vec::<String>::new());
+
+    // Another dies, and its nodes stay for a while.
+    store.create(3, "g3");
+    let c = Modules::load(&store, 3, 0x33);
+    wait("the third", || c.agent().is_some() && a.peers() == ["3"]);
+    store.die(3);
+    wait("an end", || a.peers().is_empty() && agent.list().guests.len() == 1);
+    // The same number again, as another domain.
+    store.remove(0, "/local/domain/3").expect("its nodes");
+    store.create(3, "g4");
+    wait("another guest", || agent.state("g4") == "attached");
+}
+
+#[test]
+fn a_guest_that_is_destroyed_before_it_answers() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, b) = meet(&store);
+    b.want(1);
+    wait("a task", || a.list("channel").len() == 1);
+    a.work();
+    store.destroy(1);
+    wait("an end", || b.peers().is_empty() && agent.list().guests.len() == 1);
+    let mut b = b;
+    wait("no channel", || {
+        b.work();
+        b.list("channel").is_empty() && agent.channels() == 0
+    });
+    assert_eq!(store.below("/local/domain/1"), Vec::<String>::new());
+}
+
+#[test]
+fn a_guest_that_writes_nonsense() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    for domain in 1..=3 {
+        store.create(domain, &format!("g{domain}"));
+    }
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    let tag = link(&agent, &mut a, &mut b);
+    let c = Modules::load(&store, 3, 0x33);
+    wait("the third", || c.peers().len() == 2);
+
+    let long = "9".repeat(3000);
+    for value in ["", "x", "\u{1b}[2J", "-1 -1", "18446744073709551616", &long] {
+        for path in [
+            "want/1",
+            "want/0",
+            "want/x",
+            "want/99999999999999999999",
+            "channel/0",
+            "channel/1",
+            "channel/x",
+            "address",
+            "address/0",
+            "stats",
+            "stats/1/1",
+            "what",
+            "what/ever",
+        ] {
+            c.say(path, value);
+        }
+        // Channels of others.
+        c.say(&format!("channel/{tag}"), "closed");
+    }
+    // Somebody else's address, itself, peers that do not exist, another epoch.
+    c.advertise(&[&format!("{} 10.0.0.1/24", mac(3, 0)), &format!("{} 10.0.0.77/24", mac(1, 0))]);
+    let epoch = c.peer(1).expect("a peer").0;
+    c.say("want/3", &format!("{epoch:016x} 1"));
+    c.say("want/77", &format!("{epoch:016x} 1"));
+    c.say("want/1", "0000000000000001 1");
+    wait("refusals", || [3, 77, 1].iter().all(|peer| c.refused(*peer).is_some()));
+    for peer in [3, 77, 1] {
+        assert_eq!(c.refused(peer).map(|(reason, _)| reason), Some(shm::VMLOOP_REFUSED_GONE));
+    }
+    assert!(agent.status().counters.malformed > 0);
+    assert_eq!(agent.channels(), 1);
+    a.work();
+    b.work();
+    assert_eq!((a.channels.len(), b.channels.len()), (1, 1));
+    let shown = a.told("peer/3/interface/0").expect("an interface");
+    assert!(!shown.contains("10.0.0.1/") && !shown.contains("10.0.0.77"), "{shown}");
+    let shown = b.told("peer/1/interface/0").expect("an interface");
+    assert!(shown.ends_with("10.0.0.1/24"), "{shown}");
+
+    // Too long a hello is none.
+    c.say("hello", &long);
+    wait("it to be away", || agent.state("g3") == "attached" && a.peers() == ["2"]);
+}
+
+#[test]
+fn a_guest_that_floods() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    for domain in 1..=3 {
+        store.create(domain, &format!("g{domain}"));
+    }
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    let c = Modules::load(&store, 3, 0x33);
+    wait("the third", || c.peers().len() == 2);
+    let reads = store.state().reads;
+    let begun = std::time::Instant::now();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let flood = scope.spawn(|| {
+            let mut number = 0u64;
+            while number < 2000 || !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                number += 1;
+                c.say(&format!("want/{}", 1000 + number % 700), "0000000000000001 1");
+                c.say("what", "x");
+            }
+        });
+        // Others are served meanwhile.
+        link(&agent, &mut a, &mut b);
+        wait("it to be slowed down", || agent.status().counters.throttled > 0);
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        flood.join().expect("a flood");
+    });
+    let reads = store.state().reads.saturating_sub(reads);
+    let seconds = begun.elapsed().as_secs_f64();
+    // 20 looks at once and 10 a second, of 32 nodes; and those of the others.
+    assert!(
+        store.is_real() || (reads as f64) < 20.0 * 32.0 + seconds * 10.0 * 32.0 + 1000.0,
+        "{reads}"
+    );
+    assert!(c.list("refused").len() <= 64);
+    // When it is quiet again it is heard again.
+    wait("an answer", || {
+        c.say("want/77", "0000000000000001 1");
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        c.refused(77).is_some()
+    });
+}
+
+#[test]
+fn refused_by_policy_and_network() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    link(&agent, &mut a, &mut b);
+    let epoch = a.peer(2).expect("a peer").0;
+    agent.policy(directory.path(), "default = 'deny'\n");
+    wait("an end", || {
+        a.work();
+        b.work();
+        a.peers().is_empty() && a.list("channel").is_empty() && agent.channels() == 0
+    });
+    a.say("want/2", &format!("{epoch:016x} 1"));
+    wait("a refusal", || a.refused(2).is_some());
+    assert_eq!(a.refused(2).map(|(reason, _)| reason), Some(shm::VMLOOP_REFUSED_POLICY));
+    let first = a.refused(2);
+    // The same value again is asked again.
+    a.say("want/2", &format!("{epoch:016x} 1"));
+    wait("another refusal", || a.refused(2).is_some_and(|again| Some(again) != first));
+
+    agent.policy(
+        directory.path(),
+        "ring_size = '64K'\nidle_ms = 5\n[[guest]]\nmatch = 'g2'\nallow_ips = ['10.9.0.0/16']\n",
+    );
+    wait("the peer, without an address", || {
+        a.peers() == ["2"]
+            && a.told("peer/2/interface/0").is_some_and(|text| text.ends_with(" 1500"))
+            && a.agent().is_some_and(|words| words[6..8] == ["5", "65536"])
+    });
+    agent.send(Event::Links(Links::default()));
+    wait("nobody", || a.peers().is_empty() && b.peers().is_empty());
+    agent.send(Event::Links(network()));
+    wait("the peer", || a.peers() == ["2"]);
+
+    // By name, and names change.
+    agent.policy(
+        directory.path(),
+        "[[group]]\nname = 'web'\nmembers = ['web*', '00000000-0000-4000-8000-000000000002']\n",
+    );
+    wait("nobody", || a.peers().is_empty());
+    store.dom0("/local/domain/1/name", "web1");
+    wait("the peer", || {
+        a.peers() == ["2"] && b.told("peer/1").is_some_and(|text| text.ends_with(" web1"))
+    });
+    assert_eq!(a.agent().map(|words| words[8].clone()), Some("web1".into()));
+}
+
+#[test]
+fn interfaces_that_come_and_go() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (a, _b) = meet(&store);
+    store.plug(1, 1);
+    store.plug(2, 1);
+    wait("a second interface", || a.told("peer/2/interface/1").is_some());
+    let text = a.told("peer/2/interface/1").expect("it is there");
+    assert!(text.starts_with(&format!("{} {}", mac(1, 1), mac(2, 1))), "{text}");
+    store.remove(0, "/local/domain/0/backend/vif/2/1").expect("unplugged");
+    wait("one interface", || a.told("peer/2/interface/1").is_none());
+    // What the guest says its address is counts for nothing.
+    store.dom0("/local/domain/0/backend/vif/2/0/mac", "00:16:3e:77:77:77");
+    wait("another address", || {
+        a.told("peer/2/interface/0").is_some_and(|text| text.contains("00:16:3e:77:77:77"))
+    });
+    // An interface with another name on the host.
+    store.dom0("/local/domain/0/backend/vif/2/0/vifname", "elsewhere");
+    wait("nobody", || a.peers().is_empty());
+    let guests = agent.list().guests;
+    assert!(guests[1].nics[0].blocked.contains("elsewhere"), "{:?}", guests[1].nics);
+}
+
+#[test]
+fn idle_channels() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    let tag = link(&agent, &mut a, &mut b);
+    a.say(&format!("channel/{tag}"), "idle");
+    wait("one side", || agent.list().channels[0].a.state == "idle");
+    assert_eq!(agent.list().channels[0].state, "up");
+    b.say(&format!("channel/{tag}"), "idle");
+    wait("close", || a.told(&format!("channel/{tag}")) == Some("2 0 close".into()));
+    assert_eq!(agent.list().channels[0].reason, "idle");
+    // It stays until both have let go.
+    a.work();
+    wait("one side", || agent.list().channels[0].a.state == "closed");
+    assert!(b.told(&format!("channel/{tag}")).is_some_and(|text| text.ends_with("close")));
+    b.work();
+    wait("an end", || agent.channels() == 0 && a.list("channel").is_empty());
+}
+
+#[test]
+fn a_peer_that_breaks_the_protocol() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    let tag = link(&agent, &mut a, &mut b);
+    a.say(&format!("channel/{tag}"), "broken");
+    wait("close", || a.told(&format!("channel/{tag}")) == Some("2 0 close".into()));
+    b.work();
+    wait("one side", || agent.list().channels[0].b.state == "closed");
+    // The one that says so still has the memory.
+    assert_eq!(agent.list().channels[0].a.state, "broken");
+    a.work();
+    wait("an end", || agent.channels() == 0 && a.list("channel").is_empty());
+    let first = a.refused(2);
+    a.want(2);
+    wait("a refusal", || a.refused(2) != first);
+    assert_eq!(a.refused(2).map(|(reason, _)| reason), Some(shm::VMLOOP_REFUSED_BUSY));
+}
+
+#[test]
+fn memory_that_cannot_be_made_or_mapped() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    a.fail = Some(28);
+    b.want(1);
+    wait("a refusal", || {
+        a.work();
+        b.work();
+        b.refused(1).is_some()
+    });
+    assert_eq!(b.refused(1).map(|(reason, _)| reason), Some(shm::VMLOOP_REFUSED_SLOTS));
+    assert_eq!(agent.channels(), 0);
+    assert!(a.list("channel").is_empty() && b.list("channel").is_empty());
+    // Asking again at once is too early.
+    let first = b.refused(1);
+    b.want(1);
+    wait("another refusal", || b.refused(1) != first);
+    assert_eq!(b.refused(1).map(|(reason, _)| reason), Some(shm::VMLOOP_REFUSED_BUSY));
+
+    // Another pair is not held up by it; here the other side fails.
+    store.create(3, "g3");
+    let mut c = Modules::load(&store, 3, 0x33);
+    c.fail = Some(22);
+    wait("the third", || b.peers().len() == 2 && c.peers().len() == 2);
+    b.want(3);
+    wait("a refusal", || {
+        b.work();
+        c.work();
+        b.refused(3).is_some()
+    });
+    assert_eq!(b.refused(3).map(|(reason, _)| reason), Some(shm::VMLOOP_REFUSED_FAILED));
+    wait("no channel", || {
+        b.work();
+        b.list("channel").is_empty() && c.list("channel").is_empty()
+    });
+}
+
+#[test]
+fn a_guest_that_does_not_answer_close() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    link(&agent, &mut a, &mut b);
+    b.polite = false;
+    agent.ask(Request::Close { a: "g1".into(), b: "g2".into() }).expect("closing");
+    wait("an end", || {
+        a.work();
+        b.work();
+        agent.channels() == 0 && a.list("channel").is_empty() && b.list("channel").is_empty()
+    });
+}
+
+#[test]
+fn guests_that_are_told_to_end() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    link(&agent, &mut a, &mut b);
+    store.dom0("/local/domain/2/control/shutdown", "suspend");
+    wait("an end", || {
+        a.work();
+        b.work();
+        a.peers().is_empty() && agent.channels() == 0 && agent.state("g2") == "leaving"
+    });
+    // It takes note, lets its modules go, is saved, and lives on.
+    store.write(2, "/local/domain/2/control/shutdown", b"").expect("its own");
+    b.unload();
+    wait("it to be away", || agent.list().guests[1].kernel.is_empty());
+    let b = Modules::load(&store, 2, 0x222);
+    wait("it to be back", || a.peers() == ["2"] && b.peers() == ["1"]);
+}
+
+#[test]
+fn detached_and_attached_again() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    link(&agent, &mut a, &mut b);
+    std::thread::scope(|scope| {
+        let detaching = scope.spawn(|| agent.ask(Request::Detach { guest: "g2".into() }));
+        wait("an end", || {
+            a.work();
+            b.work();
+            detaching.is_finished()
+        });
+        detaching.join().expect("an answer").expect("detached");
+    });
+    assert_eq!(b.agent(), None);
+    assert_eq!(store.children("/local/domain/2/vmloop"), ["detached", "directory", "epoch"]);
+    wait("nobody", || a.peers().is_empty());
+    assert_eq!(agent.state("g2"), "detached");
+
+    // The next agent knows.
+    agent.kill(&store);
+    let agent = Agent::start(directory.path(), &store);
+    wait("both", || agent.state("g2") == "detached" && agent.state("g1") == "ready");
+    assert!(b.agent().is_none() && a.peers().is_empty());
+    let include = |guest: &str| {
+        agent.ask(Request::Include { guest: guest.into() }).map_err(|problem| problem.code)
+    };
+    assert_eq!(include("g1"), Err("attached-already".into()));
+    assert_eq!(include("nobody"), Err("no-such-guest".into()));
+    let qmp = agent.ask(Request::Attach { qmp: "/run/x".into(), name: None });
+    assert_eq!(qmp.map_err(|problem| problem.code), Err("not-qemu".into()));
+    assert_eq!(include("g2").map(|guest| guest["name"].clone()), Ok("g2".into()));
+    wait("the peer", || a.peers() == ["2"] && b.peers() == ["1"]);
+}
+
+#[test]
+fn names_that_are_not_unique() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(4, "twin");
+    store.create(5, "twin");
+    let agent = Agent::start(directory.path(), &store);
+    wait("both", || agent.list().guests.len() == 2);
+    let names: Vec<String> = agent.list().guests.into_iter().map(|guest| guest.name).collect();
+    assert!(names == ["twin", "twin.5"] || names == ["twin", "twin.4"], "{names:?}");
+}
+
+#[test]
+fn a_store_that_is_busy_or_full() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    if store.is_real() {
+        return;
+    }
+    // More domains than one answer holds.
+    store.state().wide = Some(20);
+    for domain in 1..=9 {
+        store.create(domain, &format!("g{domain}"));
+    }
+    store.state().conflicts = 5;
+    let agent = Agent::start(directory.path(), &store);
+    wait("all", || agent.list().guests.len() == 9);
+    let (mut a, mut b) = meet(&store);
+    assert_eq!(store.state().conflicts, 0);
+    link(&agent, &mut a, &mut b);
+
+    store.state().full = Some("ENOSPC");
+    let c = Modules::load(&store, 3, 0x33);
+    wait("it", || agent.state("g3") == "ready");
+    assert!(c.agent().is_none());
+    store.state().full = None;
+    wait("room", || c.agent().is_some() && c.peers().len() == 2);
+    store.state().conflicts = u32::MAX;
+    store.dom0("/local/domain/3/name", "other");
+    wait("many tries", || store.state().conflicts < u32::MAX - 8);
+    store.state().conflicts = 0;
+    wait("its name", || c.agent().is_some_and(|words| words[8] == "other"));
+}
+
+#[test]
+fn an_agent_that_ends() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    let tag = link(&agent, &mut a, &mut b);
+    let generation = a.told("directory");
+    agent.runtime.block_on(xen::goodbye(&agent.store));
+    agent.kill(&store);
+    assert!(a.told("agent").is_none() && b.told("agent").is_none());
+    assert_ne!(a.told("directory"), generation);
+    let generation = a.told("directory");
+    let agent = Agent::start(directory.path(), &store);
+    wait("a channel that is up", || {
+        a.agent().is_some() && agent.list().channels.iter().any(|channel| channel.state == "up")
+    });
+    assert_ne!(a.told("directory"), generation);
+    a.work();
+    b.work();
+    assert_eq!(a.peer(2).map(|peer| peer.1), Some(tag));
+    assert_eq!((a.channels.len(), b.channels.len()), (1, 1));
+}
