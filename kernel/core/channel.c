@@ -282,9 +282,15 @@ void vmloop_channels_adopt(struct vmloop_transport *transport)
 		    (transport && link->transport != transport))
 			continue;
 		peer = vmloop_peer_find_tag(link->transport, link->tag);
-		if (peer && !peer->channel &&
-		    peer->state != VMLOOP_CHANNEL_BROKEN)
-			channel_begin(link, peer, path);
+		if (!peer || peer->channel)
+			continue;
+		if (peer->state == VMLOOP_CHANNEL_BROKEN) {
+			/* It asked; we do not want to. */
+			link->used = true;
+			report(link, VMLOOP_STATE_BROKEN);
+			continue;
+		}
+		channel_begin(link, peer, path);
 	}
 }
 

@@ -191,6 +191,9 @@ static void request_work(struct work_struct *work)
 	mutex_lock(&vmloop_mutex);
 	if (peer->gone || peer->channel || peer->tag || !vmloop_enabled())
 		goto out;
+	/* Not before it has another epoch, or the operator says so. */
+	if (peer->state == VMLOOP_CHANNEL_BROKEN)
+		goto out;
 
 	/* The agent said "later", and now it is later. */
 	if (peer->state == VMLOOP_CHANNEL_REFUSED) {
