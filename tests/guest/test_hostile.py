@@ -68,7 +68,9 @@ def deltas(net, victim, attacker, before):
 
 
 def recover(net, a, b):
-    """A new channel, whatever has become of the old one."""
+    """A new channel, whatever has become of the old one: the operator forgives both."""
+    if not (net.state(a, b) == net.state(b, a) == "up"):
+        net.command("policy", "reload")
     for guest, peer in ((a, b), (b, a)):
         known = net.peers(guest).get(peer.name)
         if known and known.state != "up":

@@ -1550,6 +1550,8 @@ impl Broker {
                 self.policy = policy;
                 self.policy_error.clear();
                 self.note("policy-loaded", "", "", 0, &self.config.policy.display().to_string());
+                // The operator has looked at it: who had to wait may ask at once.
+                self.back_off.clear();
                 if changed {
                     let ready = self.guests.iter().filter(|(_, guest)| guest.hello.is_some());
                     for key in ready.map(|(key, _)| *key) {
