@@ -67,18 +67,6 @@ def deltas(net, victim, attacker, before):
     return {name: now[name] - before[name] for name in now}
 
 
-def recover(net, a, b):
-    """A new channel, whatever has become of the old one: the operator forgives both."""
-    if not (net.state(a, b) == net.state(b, a) == "up"):
-        net.command("policy", "reload")
-    for guest, peer in ((a, b), (b, a)):
-        known = net.peers(guest).get(peer.name)
-        if known and known.state != "up":
-            guest.run([f"{HERE}/vmloop", "--guest", "reset", peer.name], check=False)
-    if not (net.state(a, b) == net.state(b, a) == "up"):
-        net.bring_up(a, b)
-
-
 def test_frames_that_cannot_be(net, g1, g2, g3):
     """Each is dropped and counted under its own reason, one by one, and nothing else happens."""
     wrong = {}
@@ -104,7 +92,7 @@ def test_frames_that_cannot_be(net, g1, g2, g3):
                 wrong[name] = f"{seen}, state {net.state(g1, g3)}"
     net.command("close", "g1", "g3")
     assert not wrong, wrong
-    recover(net, g1, g3)
+    net.recover(g1, g3)
     with net.carried(g1, g3):
         g1.run(f"ping -c 3 -i 0.05 -q {g3.ip}")
 
@@ -121,7 +109,7 @@ def test_forged_source_is_not_delivered(net, g1, g2, g3):
             seen = capture.wait(20).out
         assert g2.mac not in seen and seen.count("ethertype Unknown (0x88b5)") == 1, seen
     net.command("close", "g1", "g3")
-    recover(net, g1, g3)
+    net.recover(g1, g3)
 
 
 @pytest.mark.parametrize("name", ENDING)
@@ -138,6 +126,10 @@ def test_channel_that_lies(net, g1, g2, g3, name):
                 net.wait_state(g1, g3, "broken", 3)
             elif outcome == "ended":
                 until(lambda: net.state(g1, g3) != "up", 3 * net.slow, "g1 ends the channel")
+            elif name == "changing_records":
+                # g3's own modules do not know how far its ring was filled.
+                net.command("close", "g1", "g3", check=False)  # it may be broken by now
+                until(lambda: net.state(g1, g3) != "up", 3 * net.slow, "the channel is closed")
         taps = net._taps()
         g1.run(f"ping -c 3 -i 0.05 -q -s 1000 {g3.ip}")
         if outcome == "broken":
@@ -145,7 +137,7 @@ def test_channel_that_lies(net, g1, g2, g3, name):
             assert net._taps()["g1"] - taps["g1"] >= 6 * 1000, "the standard network did not carry it"
     with net.carried(g1, g2):
         g1.run(f"ping -c 3 -i 0.05 -q {g2.ip}")
-    recover(net, g1, g3)
+    net.recover(g1, g3)
     with net.carried(g1, g3):
         g1.run(f"ping -c 3 -i 0.05 -q {g3.ip}")
 

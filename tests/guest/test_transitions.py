@@ -254,11 +254,13 @@ def test_peer_killed(net, g1, g2, g3, watch, agent):
         if agent == "without_agent":
             net.kill_agent()
         expected = "gone,none,closing" if agent == "with_agent" else "stalled"
-        with net.serving(g1, f"{HERE}/control", "until", "g3", expected) as notices:
-            with net.serving(net.host, "sh", "-c", f"echo ready; kill -KILL {g3.pid}"):
-                killed = time.monotonic()
-                notices.wait(10 * net.slow)
-                noticed = time.monotonic() - killed
+        with (
+            net.serving(g1, f"{HERE}/control", "until", "g3", expected) as notices,
+            net.serving(net.host, "sh", "-c", f"echo ready; kill -KILL {g3.pid}"),
+        ):
+            killed = time.monotonic()
+            notices.wait(10 * net.slow)
+            noticed = time.monotonic() - killed
         g3.kill()  # returns when it is over
         watch.on_channel()
     if agent == "without_agent":
