@@ -246,13 +246,13 @@ impl Store {
         read(self, 0, path).await
     }
 
-    /// Value of a node as text; None if it is not there, or no text.
+    /// Value of a node as text, of whatever encoding; None if it is not there.
     ///
     /// # Errors
     /// [`Error`], except that there is no such node.
     pub async fn text(&self, path: &str) -> Result<Option<String>, Error> {
         match self.read(path).await {
-            Ok(value) => Ok(String::from_utf8(value).ok()),
+            Ok(value) => Ok(Some(String::from_utf8_lossy(&value).into_owned())),
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error),
         }
