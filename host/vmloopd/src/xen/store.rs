@@ -126,7 +126,9 @@ pub fn places() -> Vec<PathBuf> {
     if let Some(path) = std::env::var_os("XENSTORED_PATH") {
         return vec![path.into()];
     }
-    ["/run/xenstored/socket", "/dev/xen/xenbus", "/proc/xen/xenbus"].map(PathBuf::from).to_vec()
+    let sockets = ["/run/xenstored/socket", "/var/run/xenstored/socket"];
+    let devices = ["/dev/xen/xenbus", "/proc/xen/xenbus"];
+    sockets.into_iter().chain(devices).map(PathBuf::from).collect()
 }
 
 impl Store {

@@ -271,10 +271,11 @@ impl State {
                     0 => &self.nodes,
                     _ => {
                         let open = self.transactions.get_mut(&transaction).ok_or("EINVAL")?;
-                        let now = self.nodes.get(&path).map(|node| node.generation);
                         // What it made itself, nobody else has changed.
                         if !open.changes.iter().any(|change| is_below(change.path(), &path)) {
-                            open.seen.entry(path.clone()).or_insert(now);
+                            // As it was at the beginning, for that is what it sees.
+                            let then = open.nodes.get(&path).map(|node| node.generation);
+                            open.seen.entry(path.clone()).or_insert(then);
                         }
                         &open.nodes
                     }
