@@ -187,7 +187,9 @@ fn show_listing(out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
         let nics = guest.nics.len().max(1);
         for index in 0..nics {
             let nic = guest.nics.get(index).cloned().unwrap_or_default();
-            let network = if nic.blocked.is_empty() && !nic.bridge.is_empty() {
+            let network = if guest.nics.is_empty() {
+                "-".into()
+            } else if nic.blocked.is_empty() && !nic.bridge.is_empty() {
                 format!("{}{}", nic.bridge, vlan(nic.vlan))
             } else {
                 format!("none: {}", nic.blocked)

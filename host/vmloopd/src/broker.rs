@@ -35,6 +35,8 @@ const RECOVERY: Duration = Duration::from_secs(30);
 const RETURN: Duration = Duration::from_secs(30);
 /// How long guests may take to send their counters.
 const STATS: Duration = Duration::from_millis(300);
+/// The same on Xen, where each of them is a request to XenStore.
+const STATS_XEN: Duration = Duration::from_secs(1);
 /// A channel that lived shorter than this counts as a failure of its pair.
 const SHORT_LIFE: Duration = Duration::from_secs(5);
 /// Longest time that a pair must wait after failures.
@@ -1687,7 +1689,7 @@ impl Broker {
         self.collecting = Some(Collecting {
             cookie,
             waiting,
-            deadline: Instant::now() + STATS,
+            deadline: Instant::now() + if self.config.xen.is_some() { STATS_XEN } else { STATS },
             replies: vec![reply],
         });
     }

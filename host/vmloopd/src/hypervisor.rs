@@ -163,6 +163,11 @@ impl Bucket {
         }
         Err(now + Duration::from_secs_f64((1.0 - self.level) / self.per_second))
     }
+
+    /// Takes more than are there, for what cost more than was known before.
+    pub fn owe(&mut self, count: f64) {
+        self.level -= count;
+    }
 }
 
 #[cfg(test)]
@@ -180,5 +185,8 @@ mod tests {
         assert!(wait > Duration::from_millis(90) && wait < Duration::from_millis(110), "{wait:?}");
         assert_eq!(bucket.take(later + Duration::from_millis(1)), Ok(()));
         assert!(bucket.take(later + Duration::from_millis(1)).is_err());
+        bucket.owe(10.0);
+        assert!(bucket.take(later + Duration::from_millis(1001)).is_err());
+        assert!(bucket.take(later + Duration::from_millis(1201)).is_ok());
     }
 }

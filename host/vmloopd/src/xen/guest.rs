@@ -326,6 +326,7 @@ impl Task {
             ending: Vec::new(),
             cleared: Vec::new(),
             complaints: Bucket::new(0.1, 3.0),
+            reads: 0,
             theirs,
             ours,
             task: self,
@@ -389,6 +390,8 @@ struct Serving {
     ending: Vec<(u32, Instant, oneshot::Sender<()>)>,
     cleared: Vec<oneshot::Sender<()>>,
     complaints: Bucket,
+    /// Nodes read in this look.
+    reads: usize,
 }
 
 impl Serving {
@@ -404,10 +407,15 @@ impl Serving {
     /// Returns when the guest is detached or gone, or XenStore is.
     async fn run(&mut self) {
         let mut looks = Bucket::new(10.0, 20.0);
+        // Answers to a flood are written together.
+        let mut flushes = Bucket::new(20.0, 40.0);
         let mut throttled = None;
         let mut retry = None;
         loop {
             self.end_channels();
+            if self.dirty && retry.is_none() && self.may_flush() {
+                retry = flushes.take(Instant::now()).err();
+            }
             if self.dirty && retry.is_none() && self.may_flush() {
                 match self.flush().await {
                     Ok(()) => {
@@ -467,11 +475,16 @@ impl Serving {
                             self.task.counters.throttled.add(1);
                             throttled = Some(when);
                         }
-                        Ok(()) => match self.look().await {
-                            Ok(()) => {}
-                            Err(Error::Closed) => return,
-                            Err(error) => self.malformed(&error.to_string()),
-                        },
+                        Ok(()) => {
+                            self.reads = 0;
+                            match self.look().await {
+                                Ok(()) => {}
+                                Err(Error::Closed) => return,
+                                Err(error) => self.malformed(&error.to_string()),
+                            }
+                            // A look at everything is worth several.
+                            looks.owe(self.reads as f64 / BATCH as f64);
+                        }
                     }
                 }
                 () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
@@ -748,6 +761,7 @@ impl Serving {
     /// Reads a node of the guest's; None if it is not there, or too long.
     async fn read(&mut self, path: &str) -> Result<Option<Vec<u8>>, Error> {
         let full = format!("{}/data/vmloop/{path}", self.home);
+        self.reads += 1;
         match self.task.store.read(&full).await {
             Ok(value) if value.len() > nodes::VALUE_MAX => {
                 self.malformed("a long value");

@@ -126,7 +126,9 @@ pub fn places() -> Vec<PathBuf> {
     if let Some(path) = std::env::var_os("XENSTORED_PATH") {
         return vec![path.into()];
     }
-    ["/run/xenstored/socket", "/dev/xen/xenbus", "/proc/xen/xenbus"].map(PathBuf::from).to_vec()
+    let sockets = ["/run/xenstored/socket", "/var/run/xenstored/socket"];
+    let devices = ["/dev/xen/xenbus", "/proc/xen/xenbus"];
+    sockets.into_iter().chain(devices).map(PathBuf::from).collect()
 }
 
 impl Store {
@@ -246,13 +248,13 @@ impl Store {
         read(self, 0, path).await
     }
 
-    /// Value of a node as text; None if it is not there, or no text.
+    /// Value of a node as text, of whatever encoding; None if it is not there.
     ///
     /// # Errors
     /// [`Error`], except that there is no such node.
     pub async fn text(&self, path: &str) -> Result<Option<String>, Error> {
         match self.read(path).await {
-            Ok(value) => Ok(String::from_utf8(value).ok()),
+            Ok(value) => Ok(Some(String::from_utf8_lossy(&value).into_owned())),
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error),
         }

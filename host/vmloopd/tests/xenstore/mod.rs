@@ -69,6 +69,10 @@ pub struct State {
     pub conflicts: u32,
     /// Writes of the agent's fail with this.
     pub full: Option<&'static str>,
+    /// Nodes that were removed, each with all below it.
+    pub removed: Vec<String>,
+    /// Watches fire late: not at all.
+    pub mute: bool,
     /// Children of a node that fit one answer.
     pub wide: Option<usize>,
     /// Transactions of the agent's that took effect.
@@ -171,6 +175,7 @@ impl State {
                 writable(self.nodes.get(path).ok_or("ENOENT")?)?;
                 let parent = above(path).expect("not the root").to_owned();
                 self.nodes.get_mut(&parent).expect("its parent").generation = generation;
+                self.removed.push(path.clone());
                 let gone: Vec<_> =
                     self.nodes.keys().filter(|other| is_below(other, path)).cloned().collect();
                 for other in &gone {
@@ -189,6 +194,9 @@ impl State {
     }
 
     fn fire(&mut self, path: &str, below: bool) {
+        if self.mute {
+            return;
+        }
         let events: Vec<_> = self
             .watches
             .iter()
@@ -263,10 +271,11 @@ impl State {
                     0 => &self.nodes,
                     _ => {
                         let open = self.transactions.get_mut(&transaction).ok_or("EINVAL")?;
-                        let now = self.nodes.get(&path).map(|node| node.generation);
                         // What it made itself, nobody else has changed.
                         if !open.changes.iter().any(|change| is_below(change.path(), &path)) {
-                            open.seen.entry(path.clone()).or_insert(now);
+                            // As it was at the beginning, for that is what it sees.
+                            let then = open.nodes.get(&path).map(|node| node.generation);
+                            open.seen.entry(path.clone()).or_insert(then);
                         }
                         &open.nodes
                     }
