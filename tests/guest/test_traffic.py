@@ -142,7 +142,7 @@ def test_file_of_a_gigabyte(net, g1, g2):
 
 def test_64_parallel_streams(net, g1, g2):
     with (
-        net.serving(g2, "iperf3", "-s", "-1", ready="Server listening"),
+        net.serving(g2, "iperf3", "-s", "-1", "--forceflush", ready="Server listening"),
         net.carried(g1, g2, there=50_000_000, standard=1_000_000),
     ):
         result = json.loads(g1.run(f"iperf3 -c {g2.ip} -P 64 -t 3 -J", timeout=60 * net.slow).out)
@@ -194,7 +194,9 @@ def test_nftables_still_drops(lab, net, g1, g2, hook):
         with pytest.raises(CommandFailed):
             g1.run(f"ping -c 3 -i 0.1 -W 1 -q {g2.ip}")
         rule = guest.run("nft list ruleset").out
-        assert re.search(r"counter packets 3 ", rule), rule
+        # At egress ping hears of the drop (ENOBUFS), and tries again.
+        counted = re.search(r"counter packets (\d+) ", rule)
+        assert counted and (int(counted[1]) >= 3 if hook == "egress" else int(counted[1]) == 3), rule
     finally:
         guest.run(f"nft delete table {family} t", check=False)
     with net.carried(g1, g2):
