@@ -13,5 +13,5 @@ pytest_plugins = ["vmlab.pytest_plugin"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--stages", metavar="KERNEL-MACHINE,...", help="run all guest tests there  [the proven ones, on 6.1-pc]"
+        "--stages", metavar="KERNEL-MACHINE,...", help="run all guest tests there  [6.1-pc, and some on 6.12-q35]"
     )

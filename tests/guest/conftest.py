@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
 """Fixtures of the guest tests: vmloop at work in a lab of three guests.
 
-A stage is one lab for all tests. Without options, those tests run that were
-seen passing in a booted lab (PROVEN), on the stage where they were. Naming
-stages runs the whole list on each of them:
+A stage is one lab for all tests. Without options the whole list runs on the
+first of STAGES, and on the others what depends on kernel and machine
+(ON_EACH). Naming stages runs the whole list on each of them:
 `--stages 6.1-pc,6.12-q35`, or `--stages debug-pc` for the debug kernel.
 """
 
@@ -21,34 +21,22 @@ from vmlab import Guest, Lab, paths
 
 from tests.guest.net import STALLS, Net, build_tools
 
-STAGES = ("6.1-pc",)
+STAGES = ("6.1-pc", "6.12-q35")
 
-PROVEN = {
-    "test_ping",
-    "test_ping_of_all_sizes",
-    "test_ping6",
-    "test_arp_unicast",
-    "test_tcp_of_all_sizes",
-    "test_udp_of_all_sizes",
-    "test_the_other_way_round",
-    "test_large_datagrams_stay_whole",
-    "test_short_connections",
-}
-"""Tests that need a lab and were seen passing in one. What was not is in no default run."""
+ON_EACH = {"test_traffic", "test_modprobe", "test_rmmod", "test_agent_killed_and_started", "test_peer_killed"}
+"""Modules and tests that run on every stage."""
 
 
-def options(stage: str, whole: bool) -> dict[str, Any]:
-    """The lab of a stage. In the whole list, files of 1 GiB are kept in guests' memory."""
+def options(stage: str) -> dict[str, Any]:
+    """The lab of a stage. Files of 1 GiB are kept in guests' memory."""
     kernel, _, machine = stage.rpartition("-")
-    if not whole:
-        return {"guests": 2, "kernel": kernel, "machine": machine}
     return {
         "guests": 3,
         "kernel": kernel,
         "machine": machine,
         "memory": 8192 if kernel == "debug" else 6144,
         "guest_memory": 2304 if kernel == "debug" else 1536,
-        "append": "iomem=relaxed",  # shm reads regions that the modules use
+        "append": "iomem=relaxed",  # shm writes to regions that the modules use
     }
 
 
@@ -62,9 +50,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         stages = wanted.split(",") if wanted else STAGES
         if metafunc.definition.get_closest_marker("one_stage"):
             stages = stages[:1]
-        marked = [
-            pytest.param(stage, id=stage, marks=pytest.mark.lab(**options(stage, bool(wanted)))) for stage in stages
-        ]
+        marked = [pytest.param(stage, id=stage, marks=pytest.mark.lab(**options(stage))) for stage in stages]
         metafunc.parametrize("stage", marked)
 
 
@@ -74,9 +60,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
-        name = getattr(item, "originalname", item.name)
-        needs_lab = item.path.is_relative_to(Path(__file__).parent) and "net" in getattr(item, "fixturenames", ())
-        (left_out if needs_lab and name not in PROVEN else kept).append(item)
+        stage = getattr(item, "callspec", None) and item.callspec.params.get("stage")  # type: ignore[attr-defined]
+        names = {getattr(item, "originalname", item.name), item.path.stem}
+        (left_out if stage in STAGES[1:] and not names & ON_EACH else kept).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
