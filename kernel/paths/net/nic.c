@@ -183,6 +183,10 @@ static void nic_remove(struct net_nic *nic)
 	kfree(nic);
 }
 
+/*
+ * Only the lowest of several interfaces with one address: what stands above it
+ * (VLAN, bridge, bond) has not yet made of a frame what goes out.
+ */
 static bool dev_is_suitable(struct net_device *dev)
 {
 	return dev->type == ARPHRD_ETHER && !(dev->flags & IFF_LOOPBACK) &&
@@ -225,13 +229,17 @@ static int netdev_event(struct notifier_block *block, unsigned long event,
 			void *data)
 {
 	struct net_device *dev = netdev_notifier_info_to_dev(data);
+	struct netdev_notifier_changeupper_info *link = data;
 	struct net_nic *nic;
 
 	switch (event) {
 	case NETDEV_REGISTER:
 	case NETDEV_CHANGEADDR:
-	case NETDEV_CHANGEUPPER:
 		nic_update(dev);
+		break;
+	case NETDEV_CHANGEUPPER:
+		/* A VLAN's interface, say, is registered before it is linked. */
+		nic_update(link->upper_dev);
 		break;
 	case NETDEV_UNREGISTER:	/* also when it moves to another namespace */
 		nic = nic_of(dev);
