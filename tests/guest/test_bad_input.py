@@ -132,9 +132,11 @@ def test_a_good_machine_is_attached(net):
         net.command("attach", "--qmp", QMP, "--name", "still")
         assert snapshot() != before
         refused(net, "attach", "--qmp", QMP, "--name", "still")
-        net.command("detach", "still")
-        # Unplugging needs the guest's consent, and this one does not run.
-        assert "still" not in [one["name"] for one in net.listing()["guests"]]
+    until(
+        lambda: "still" not in [one["name"] for one in net.listing()["guests"]],
+        10 * net.slow,
+        "the agent forgets a machine that has ended",
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_no_free_slot(net, arguments, advice):
     with machine(net, *arguments) as snapshot:
         before = snapshot()
         message = attach_refused(net)
-        assert "slot" in message and advice in message, message
+        assert "no free" in message and advice in message, message
         assert snapshot() == before
 
 
@@ -168,7 +170,7 @@ def test_machine_without_pci(net):
     with machine(net, "-machine", "microvm") as snapshot:
         before = snapshot()
         message = attach_refused(net)
-        assert "PCI" in message, message
+        assert "-machine pc" in message, message
         assert snapshot() == before
 
 

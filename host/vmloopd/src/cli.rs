@@ -14,6 +14,7 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::broker::{self, Broker, Event};
 use crate::config::{Config, GuestConfig};
 use crate::counters::Counters;
+use crate::policy::Policy;
 use crate::xen::store::Store;
 use crate::{links, machine, metrics, server, watch, xen};
 
@@ -134,6 +135,8 @@ fn private_directory(path: &std::path::Path) -> anyhow::Result<()> {
 }
 
 async fn main(config: Config, hypervisor: Hypervisor) -> anyhow::Result<()> {
+    // Before there is anything to leave behind.
+    Policy::read_or_default(&config.policy)?;
     private_directory(&config.state_dir)?;
     if let Some(parent) = config.socket.parent() {
         private_directory(parent)?;
