@@ -59,7 +59,7 @@ class Stream:
         except OSError as error:
             self._socket.close()
             raise LabFailed(
-                "the lab is not running: see './vmlab status', start it with './vmlab up kvm'"
+                "the lab is not running: see './vmlab ls', start it with './vmlab up kvm' or './vmlab up xen'"
             ) from error
         self.send(Frame.HELLO, machine.encode())
 

@@ -191,7 +191,7 @@ class GuestLink(Link):
             else:
                 self._lost(payload[4:].decode(errors="replace"))
         elif kind == Frame.EXIT:
-            self._lost("has gone (its QEMU ended)")
+            self._lost("has gone (it ended)")
 
     def _lost(self, why: str) -> None:
         self.alive = False
