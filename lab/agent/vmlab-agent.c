@@ -3,7 +3,8 @@
  * vmlab-agent.c - runs commands in a lab machine for the outside.
  *
  * It is process 1 of every lab machine and speaks frames over one
- * virtio-serial port. A frame is a header of 12 bytes, little endian,
+ * virtio-serial port, or over a terminal that it is told (a Xen guest's second
+ * console). A frame is a header of 12 bytes, little endian,
  *
  *	u32 stream, u32 length of the payload, u16 type, u16 zero
  *
@@ -39,6 +40,7 @@
 #define PORT_NAME	"vmlab.agent"
 #define MAX_PAYLOAD	65536u
 #define MAX_STREAMS	512
+#define HELLO_BYTES	16u	/* payload of a HELLO */
 #define WINDOW_BYTES	262144u	/* stdin credit that a new stream has */
 #define CHUNK		32768u
 /* Children are not read while this much waits for the port. */
@@ -47,7 +49,7 @@
 
 enum frame_type {
 	F_HELLO = 1, F_OPEN, F_DATA, F_EOF, F_OUT, F_ERR, F_WINDOW, F_CLOSE,
-	F_SIGNAL, F_EXIT, F_ERROR, F_RESIZE, F_OPENED,
+	F_SIGNAL, F_EXIT, F_ERROR, F_RESIZE, F_OPENED, F_WELCOME,
 };
 
 enum open_flags { OPEN_TTY = 1, OPEN_CONNECT = 2 };
@@ -76,6 +78,8 @@ struct stream {
 
 static struct stream streams[MAX_STREAMS];
 static int port = -1;
+static bool terminal;		/* the port is one, so its line needs care */
+static bool synced = true;	/* false: skip input up to the next HELLO */
 static char outbuf[OUT_SIZE];
 static size_t out_start, out_end;
 static char inbuf[sizeof(struct header) + MAX_PAYLOAD];
@@ -435,7 +439,8 @@ static void handle_frame(const struct header *h, char *data)
 		memcpy(&number, data, sizeof(number));
 	if (h->type == F_HELLO) {
 		reset();
-		send_frame(0, F_HELLO, data, h->length);
+		/* Of another type than what asked: an echo is no answer. */
+		send_frame(0, F_WELCOME, data, h->length);
 		return;
 	}
 	if (h->type == F_OPEN) {
@@ -474,6 +479,23 @@ static void handle_frame(const struct header *h, char *data)
 	}
 }
 
+/* A terminal can have lost the beginning of what it received before it was in
+ * raw mode. Returns false when the input has no HELLO yet.
+ */
+static bool find_hello(void)
+{
+	static const struct header hello = { 0, HELLO_BYTES, F_HELLO, 0 };
+	char *found = memmem(inbuf, in_len, &hello, sizeof(hello));
+	size_t keep = in_len < sizeof(hello) ? in_len : sizeof(hello) - 1;
+
+	if (found)
+		keep = (size_t)(inbuf + in_len - found);
+	memmove(inbuf, inbuf + in_len - keep, keep);
+	in_len = keep;
+	synced = found;
+	return synced;
+}
+
 /* Returns false when the outside has gone. */
 static bool read_port(void)
 {
@@ -486,6 +508,8 @@ static bool read_port(void)
 		if (n == 0)
 			return false;
 		in_len += (size_t)n;
+		if (!synced && !find_hello())
+			continue;
 		while (in_len - at >= sizeof(struct header)) {
 			struct header h;
 			char *data = inbuf + at + sizeof(h);
@@ -493,6 +517,7 @@ static bool read_port(void)
 			memcpy(&h, inbuf + at, sizeof(h));
 			if (h.length > MAX_PAYLOAD) {
 				in_len = 0;
+				synced = !terminal;
 				return true;	/* garbage: wait for a new HELLO */
 			}
 			if (in_len - at < sizeof(h) + h.length)
@@ -603,6 +628,26 @@ static int open_port(void)
 	return fd;
 }
 
+/* A terminal starts in a mode that edits and echoes lines. */
+static int open_terminal(const char *path)
+{
+	struct termios mode;
+	int fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+
+	if (fd < 0)
+		return -1;
+	if (tcgetattr(fd, &mode) < 0) {
+		close(fd);
+		return -1;
+	}
+	cfmakeraw(&mode);
+	tcsetattr(fd, TCSANOW, &mode);
+	tcflush(fd, TCIOFLUSH);
+	terminal = true;
+	synced = false;
+	return fd;
+}
+
 static struct pollfd polls[2 + 3 * MAX_STREAMS];
 static struct stream *poll_stream[2 + 3 * MAX_STREAMS];
 
@@ -675,7 +720,7 @@ static void one_round(int signals)
 	flush_port();
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	int signals, tries = 0;
 	sigset_t set;
@@ -685,13 +730,16 @@ int main(void)
 	sigaddset(&set, SIGCHLD);
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-	while ((port = open_port()) < 0) {
+	while ((port = argc > 1 ? open_terminal(argv[1]) : open_port()) < 0) {
 		if (++tries == 500) {
 			errno = ENODEV;
-			note("no virtio-serial port " PORT_NAME);
+			note(argc > 1 ? argv[1] : "no virtio-serial port " PORT_NAME);
 		}
 		poll(NULL, 0, 20);
 	}
+	/* What the outside sent until now may be lost: have it greet again. */
+	if (terminal)
+		send_frame(0, F_WELCOME, "", 0);
 	fprintf(stderr, "vmlab-agent: ready\n");
 	for (;;)
 		one_round(signals);

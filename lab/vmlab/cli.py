@@ -48,17 +48,42 @@ def up() -> None:
 def up_kvm(guests: int, kernel: str, host_kernel: str, machine: str, mtu: int, memory: int, guest_memory: int | None,
            modules: str | None, accel: str, name: str) -> None:  # fmt: skip
     """Boot a KVM host and its guests."""
+    _up(
+        name, guests, kernel=kernel, host_kernel=host_kernel, machine=machine, mtu=mtu, memory=memory,
+        guest_memory=guest_memory, modules=modules, accelerator=accel,
+    )  # fmt: skip
+
+
+def _up(name: str, guests: int, **options: Any) -> None:
     from rich.console import Console
 
     from .lab import Lab
 
     console = Console(stderr=True)
     with console.status(f"booting lab {name}"):
-        lab = Lab.up(
-            name, guests, kernel=kernel, host_kernel=host_kernel, machine=machine, mtu=mtu, memory=memory,
-            guest_memory=guest_memory, modules=modules, accelerator=accel,
-        )  # fmt: skip
+        lab = Lab.up(name, guests, **options)
     print(f"lab {name} is up: {', '.join(['host', *lab.guests])}")
+
+
+@up.command("xen")
+@click.option("--guests", default=2, show_default=True, help="How many guests: g1, g2, ...")
+@click.option("--kernel", default="6.1", show_default=True, help="Guests' kernel: 6.1, 6.12 or debug.")
+@click.option("--host-kernel", default="6.1", show_default=True, help="dom0's kernel.")
+@click.option("--pvh", is_flag=True, help="PVH guests  [default: PV]")
+@click.option("--virtual-time", is_flag=True, help="Clocks go by the instructions executed, whatever else runs here.")
+@click.option("--mtu", default=1500, show_default=True, help="MTU of bridge and guests.")
+@click.option("--memory", default=4096, show_default=True, metavar="MIB", help="Of the outer machine.")
+@click.option("--guest-memory", type=int, metavar="MIB", help="Of each guest  [default: 512, debug kernel 1024]")
+@click.option("--modules", metavar="DIR", help="*.ko for the guests  [default: out/modules/RELEASE]")
+@click.option("--accel", default="auto", show_default=True, help="Of the outer machine: auto (tcg), tcg or kvm.")
+@NAME
+def up_xen(guests: int, kernel: str, host_kernel: str, pvh: bool, virtual_time: bool, mtu: int, memory: int,
+           guest_memory: int | None, modules: str | None, accel: str, name: str) -> None:  # fmt: skip
+    """Boot a Xen host and its guests."""
+    _up(
+        name, guests, kind="xen", kernel=kernel, host_kernel=host_kernel, machine="pvh" if pvh else "pv", mtu=mtu,
+        memory=memory, guest_memory=guest_memory, modules=modules, accelerator=accel, virtual_time=virtual_time,
+    )  # fmt: skip
 
 
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -118,15 +143,14 @@ def console(name: str, follow: bool, interactive: bool, machine: str) -> None:
     from .lab import Lab
 
     if interactive:
-        from .terminal import attach
-
         guest = Lab.open(name).guest(machine)
         if not sys.stdin.isatty():
             raise VmlabError("console -i needs a terminal")
         # Without the agent too, as a console is for when all else fails.
         if guest.answers(3):
-            guest.run("setsid -f setsid -c sh -c 'exec bash -i' <>/dev/ttyS0 >&0 2>&0", check=False)
-        os._exit(attach(guest.lab.host.stream(), f"{guest.spec.directory}/console.sock"))
+            device = f"/dev/{guest.lab.kind.guest_console}"
+            guest.run(f"setsid -f setsid -c sh -c 'exec bash -i' <>{device} >&0 2>&0", check=False)
+        os._exit(guest.lab.kind.attach(guest))
     lab = Lab.open(name) if follow else Lab(name)
     path = lab.directory / machine / "console.log"
     if not path.exists():
@@ -160,7 +184,8 @@ def status(name: str, as_json: bool) -> None:
     from rich.table import Table
 
     table = Table("machine", "state", "kernel", "type", "address", "ethernet", "bridge", "mtu")
-    table.add_row("host", "up", info["host_kernel"], info["accelerator"], "10.77.0.1", "", "", "")
+    kind = f"{info['kind']} on {info['accelerator']}{', virtual time' if info['virtual_time'] else ''}"
+    table.add_row("host", "up", info["host_kernel"], kind, "10.77.0.1", "", "", "")
     for guest in info["guests"]:
         state = "up" if guest["running"] else f"ended ({guest['exit_status']})"
         bridge = guest["bridge"] + (f" vlan {guest['vlan']}" if guest["vlan"] else "")
@@ -180,7 +205,7 @@ def status(name: str, as_json: bool) -> None:
 @main.command()
 @NAME
 @click.option("--kernel", help="6.1, 6.12 or debug.")
-@click.option("--machine", help="pc or q35.")
+@click.option("--machine", help="pc or q35; pv or pvh on a Xen host.")
 @click.option("--memory", type=int, metavar="MIB")
 @click.option("--cpus", type=int)
 @click.option("--mtu", type=int)
@@ -188,7 +213,13 @@ def status(name: str, as_json: bool) -> None:
 @click.option("--vlan", type=int, help="Of its port of the bridge.")
 @click.option("--subnet", type=int, metavar="N", help="10.77.N.0/24, with the host as its router  [default: 0]")
 @click.option("--root-ports", type=int, help="Hotplug ports of a q35 machine  [default: 8]")
-@click.option("--qemu-arg", "extra_args", multiple=True, metavar="WORD", help="One more word for its QEMU.")
+@click.option(
+    "--qemu-arg",
+    "extra_args",
+    multiple=True,
+    metavar="WORD",
+    help="One more word for its QEMU, or line of its xl configuration.",
+)
 @click.option("--append", "extra_append", metavar="WORDS", help="For its kernel's command line.")
 @click.argument("guest", required=False)
 def add(name: str, guest: str | None, **options: Any) -> None:
@@ -216,7 +247,7 @@ def start(name: str, guest: str) -> None:
 @NAME
 @click.argument("guest")
 def kill(name: str, guest: str) -> None:
-    """Kill a GUEST's QEMU."""
+    """Kill a GUEST: its QEMU, or by xl destroy."""
     from .lab import Lab
 
     Lab.open(name).guest(guest).kill()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """The console watch: what no machine may print while a test runs.
 
-Every message that a kernel's own checks print is found here, on the host's
-console and on each guest's, and belongs to the test during which it appeared.
+Every message that a kernel's or Xen's own checks print is found here, on the
+host's console and on each guest's, and belongs to the test during which it appeared.
 """
 
 import re
@@ -37,6 +37,9 @@ DETECTORS: dict[str, str] = {
     "out-of-memory": r"Out of memory: |invoked oom-killer",
     "page-state": r"Bad page (state|map)|Bad rss-counter state",
     "call-trace": r"\bCall Trace:",
+    "xen-panic": r"\(XEN\) .*(Panic on CPU|Xen (BUG|WARN) at|Assertion .* failed|FATAL (TRAP|PAGE FAULT)|"
+    r"CPU\d+ is stuck)",
+    "domain-crash": r"\(XEN\) .*(\(vcpu#\d+\) crashed|Dom0 crashed|d\d+v\d+ (Triple fault|Unhandled:))",
 }
 """Name of each detector, and the expression that finds it in a line."""
 

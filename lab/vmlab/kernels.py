@@ -240,9 +240,9 @@ def _agent() -> Path:
     return program
 
 
-def build_initramfs(kernel: Kernel) -> Path:
-    """The initramfs of every machine that boots ``kernel``; cached by content."""
-    modules = module_files(kernel, BOOT_MODULES)
+def build_initramfs(kernel: Kernel, boot_modules: tuple[str, ...] = BOOT_MODULES) -> Path:
+    """The initramfs of machines that boot ``kernel`` and need these modules; cached by content."""
+    modules = module_files(kernel, boot_modules)
     init = LAB_SOURCE / "guest" / "init"
     busybox = shutil.which("busybox")
     if not busybox:

@@ -12,18 +12,17 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import accel, kernels, paths, qemu
+from . import kernels, paths
 from .console import ConsoleWatch, Finding
 from .errors import CommandFailed, ConsoleFailed, GuestFailed, LabFailed, VmlabError
+from .kinds import HostKind, Outer, find_kind
 from .machine import Guest, Host
 from .qemu import GuestSpec
-
-HOST_BOOT_SECONDS = 90.0
 
 
 def start_time(pid: int) -> int | None:
@@ -65,21 +64,25 @@ class Lab:
         name: str = "lab",
         guests: int = 0,
         *,
+        kind: str = "kvm",
         kernel: str = kernels.DEFAULT,
         host_kernel: str = kernels.DEFAULT,
-        machine: str = "pc",
+        machine: str = "",
         mtu: int = 1500,
         memory: int = 4096,
         guest_memory: int | None = None,
         append: str = "",
         modules: str | Path | None = None,
         accelerator: str = "auto",
+        virtual_time: bool = False,
         bound: bool = False,
     ) -> "Lab":
         """Boot a host and its guests g1 to gN.
 
-        The keywords from ``kernel`` on are the guests' defaults. ``bound`` ties
-        the lab's life to this process. Raises LabFailed or GuestFailed when
+        ``kind`` is the host's, kvm or xen. The keywords from ``kernel`` to
+        ``modules`` are the guests' defaults. ``virtual_time`` has the clocks of
+        a Xen host go by the instructions that were executed. ``bound`` ties the
+        lab's life to this process. Raises LabFailed or GuestFailed when
         something does not boot in time, VmlabError when something is missing
         or the lab is up already.
         """
@@ -87,7 +90,9 @@ class Lab:
         with lab._locked():
             if lab._load() and lab.running:
                 raise VmlabError(f"lab {name} is up already: './vmlab down --name {name}' ends it")
+            host = find_kind(kind)
             outer = kernels.find_kernel(host_kernel)
+            machine = host.check_machine(machine or host.machines[0])
             defaults: dict[str, Any] = {
                 "kernel": kernel, "machine": machine, "mtu": mtu, "memory": guest_memory, "extra_append": append,
             }  # fmt: skip
@@ -98,9 +103,10 @@ class Lab:
             if guest_memory is None:
                 del defaults["memory"]  # what the guest's kernel needs
             kernels.find_kernel(kernel)
-            lab._boot_host(outer, memory, accel.choose(accelerator), defaults, bound)
+            chosen = host.choose_accelerator(accelerator, virtual_time)
+            lab._boot_host(host, outer, memory, chosen, virtual_time, defaults, bound)
         try:
-            lab.host.run("true", timeout=HOST_BOOT_SECONDS)
+            lab.host.run("true", timeout=host.boot_seconds)
             lab.host.ensure_bridge("br0", mtu=mtu, subnet=0)
             # All start at once; their boots overlap.
             fresh = [lab.add_guest(boot=False) for _ in range(guests)]
@@ -119,7 +125,7 @@ class Lab:
         """The running lab ``name``. Raises VmlabError when there is none."""
         lab = cls(name)
         if not lab._load() or not lab.running:
-            raise VmlabError(f"no lab {name} is up: start it with './vmlab up kvm --name {name}'")
+            raise VmlabError(f"no lab {name} is up: start it with './vmlab up kvm|xen --name {name}'")
         lab.watch.read_new(lab.console_files())  # what was before is not ours
         return lab
 
@@ -148,6 +154,13 @@ class Lab:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.down()
+
+    @property
+    def kind(self) -> HostKind:
+        """What kind of host the lab has."""
+        if not self._state:
+            self._load()
+        return find_kind(self._state.get("kind", "kvm"))
 
     @property
     def running(self) -> bool:
@@ -195,6 +208,7 @@ class Lab:
                 raise VmlabError("a lab has at most 200 guests")
             try:
                 spec = GuestSpec(name=name, index=index, **(self._state["defaults"] | options))
+                self.kind.check_machine(spec.machine)
             except TypeError as error:
                 raise VmlabError(f"add_guest: {error}") from error
             guests[name] = asdict(spec)
@@ -221,7 +235,18 @@ class Lab:
 
     def findings(self) -> list[Finding]:
         """What the kernels' own checks printed on any console since the last call."""
-        return self.watch.check(self.console_files())
+        return [self._blamed(one) for one in self.watch.check(self.console_files())]
+
+    def _blamed(self, finding: Finding) -> Finding:
+        """The same with the machine that it is about: a hypervisor speaks of guests."""
+        if finding.machine != "host":
+            return finding
+        domains: dict[int, str] = {}
+        for name in self.guests:
+            file = self.directory / name / "domids"
+            if file.exists():
+                domains |= {int(word): name for word in file.read_text().split()}
+        return replace(finding, machine=self.kind.blame(finding.line, domains))
 
     def check_consoles(self) -> None:
         """Raise if a console shows a BUG, WARNING, lockdep report, stall or the like.
@@ -261,8 +286,9 @@ class Lab:
     # State
 
     def _boot_host(
-        self, kernel: kernels.Kernel, memory: int, accelerator: str, defaults: dict[str, Any], bound: bool
-    ) -> None:
+        self, kind: HostKind, kernel: kernels.Kernel, memory: int, accelerator: str, virtual_time: bool,
+        defaults: dict[str, Any], bound: bool,
+    ) -> None:  # fmt: skip
         host_dir = self.directory / "host"
         host_dir.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.run_dir, ignore_errors=True)
@@ -271,12 +297,12 @@ class Lab:
             if old.is_dir() and old.name != "evidence":
                 shutil.rmtree(old)
         host_dir.mkdir()
-        initramfs = kernels.build_initramfs(kernel)
         modules = kernels.stage_modules(kernel, None, "plain")
-        command = qemu.outer_command(
-            self.name, kernel.image, initramfs, modules, self.directory, self.run_dir, memory, accelerator
-        )
-        config = {"command": command, "run_dir": str(self.run_dir)}
+        outer = Outer(
+            self.name, kernel, modules, self.directory, self.run_dir, memory, accelerator, virtual_time,
+            defaults["machine"],
+        )  # fmt: skip
+        config = {"command": kind.outer_command(outer), "run_dir": str(self.run_dir)}
         (self.directory / "switch.json").write_text(json.dumps(config, indent=1))
         environ = dict(os.environ, PYTHONPATH=str(paths.LAB_SOURCE))
         if bound:
@@ -300,6 +326,8 @@ class Lab:
         qemu_pid = int((self.directory / "qemu.pid").read_text())
         self._state = {
             "name": self.name,
+            "kind": kind.name,
+            "virtual_time": virtual_time,
             "accelerator": accelerator,
             "memory": memory,
             "host_kernel": kernel.release,
@@ -355,6 +383,8 @@ class Lab:
         sources = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
         return {
             "name": self.name,
+            "kind": self.kind.name,
+            "virtual_time": state["virtual_time"],
             "running": self.running,
             "accelerator": state["accelerator"],
             "host_kernel": state["host_kernel"],

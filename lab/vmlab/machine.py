@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import kernels, paths
 from .errors import CommandFailed, CommandTimeout, GuestFailed, LabFailed, VmlabError
-from .process import Process, Result, Stream, environment, shell_argv
-from .qemu import QEMU_UID, GuestSpec, guest_command
+from .process import SLOW, Process, Result, Stream, environment, shell_argv
+from .qemu import GuestSpec
 
 if TYPE_CHECKING:
     from .lab import Lab
@@ -108,7 +108,7 @@ class Machine:
 
 
 class Host(Machine):
-    """The outer machine, as seen from inside it: a KVM host."""
+    """The outer machine, as seen from inside it: a KVM host, or Xen's dom0."""
 
     def __init__(self, lab: "Lab") -> None:
         super().__init__(lab, "host")
@@ -143,75 +143,29 @@ class Guest(Machine):
         self.qmp_socket = f"{spec.directory}/qmp.sock"
         """QMP socket inside the host that the lab leaves free for an agent."""
         self.lab_qmp_socket = f"{spec.directory}/lab-qmp.sock"
+        self.inside = f"/run/vmlab/lab/{spec.name}"
+        """Where the host has this guest's directory of the lab."""
 
     def start(self, wait: bool = True) -> None:
-        """Start its QEMU, and wait until the guest answers."""
+        """Start it, and wait until its agent answers."""
         if self.running:
             raise VmlabError(f"{self.name} runs already")
         spec = self.spec
         kernel = kernels.find_kernel(spec.kernel)
-        initramfs = kernels.build_initramfs(kernel)
-        command = guest_command(spec, kernel.image, initramfs, self.stage_modules(kernel))
         here = self.lab.directory / self.name
         here.mkdir(exist_ok=True)
-        inside = f"/run/vmlab/lab/{self.name}"
         self.lab.host.ensure_bridge(
             spec.bridge, spec.mtu, spec.subnet if spec.bridge == "br0" or spec.subnet else None,
             spec.vlan is not None,
         )  # fmt: skip
-        vlan = (
-            f"bridge vlan del dev {spec.tap} vid 1 && "
-            f"bridge vlan add dev {spec.tap} vid {spec.vlan} pvid untagged || exit"
-            if spec.vlan is not None
-            else ""
-        )
-        # The console's file is on the outside, where it outlives everything;
-        # it is opened here as QEMU's user may not write there.
-        script = f"""#!/bin/sh
-# Starts guest {spec.name} inside the host.
-cd {spec.directory}
-if [ "${{1-}}" = run ]; then
-    trap '' HUP
-    setpriv --reuid={QEMU_UID} --regid={QEMU_UID} --clear-groups \\
-        --inh-caps=+dac_read_search --ambient-caps=+dac_read_search \\
-        sh -c 'echo $$ >qemu.pid; exec "$@"' sh \\
-        {shlex.join(command)} >{inside}/qemu.log 2>&1
-    echo $? >{inside}/status.new
-    ip link del {spec.tap}
-    mv {inside}/status.new {inside}/status
-    exit
-fi
-rm -f *.sock qemu.pid {inside}/status
-chown {QEMU_UID}:{QEMU_UID} .
-[ ! -e /sys/class/net/{spec.tap} ] || ip link del {spec.tap}
-ip tuntap add dev {spec.tap} mode tap user {QEMU_UID} vnet_hdr || exit
-echo 1 >/proc/sys/net/ipv6/conf/{spec.tap}/disable_ipv6
-ip link set {spec.tap} master {spec.bridge} mtu {spec.mtu} up || exit
-{vlan}
-setsid -f sh {inside}/start.sh run 8>>{inside}/qmp.log 9>>{inside}/console.log >/dev/null 2>&1 </dev/null
-tries=0
-# vhost's worker is a thread of the kernel up to Linux 6.3, of QEMU's since.
-until [ -S agent.sock ] && [ -S qmp.sock ] && pid=$(cat qemu.pid) &&
-        {{ worker=$(pgrep -x "vhost-$pid") || grep -q '^vhost-' /proc/$pid/task/*/comm; }}; do
-    tries=$((tries + 1))
-    if [ $tries -gt 3000 ] || [ -e {inside}/status ]; then
-        cat {inside}/qemu.log >&2
-        exit 1
-    fi
-    sleep 0.01
-done
-# The kernel's does not inherit that CPU 0 is out of bounds.
-for thread in $worker; do
-    taskset -cp "$(taskset -cp $$ | sed 's/.*: //')" $thread
-done
-"""
+        script = self.lab.kind.start_script(self, kernel, self.stage_modules(kernel))
         (here / "start.sh").write_text(script)
         with open(here / "console.log", "ab") as console:
             console.write(b"vmlab: start\n")
         try:
-            self.lab.host.run(f"mkdir -p {spec.directory} && sh {inside}/start.sh", timeout=60)
+            self.lab.host.run(f"mkdir -p {spec.directory} && sh {self.inside}/start.sh", timeout=90)
         except CommandFailed as error:
-            raise GuestFailed(f"{self.name}: its QEMU did not start: {error}") from error
+            raise GuestFailed(f"{self.name}: it did not start: {error}") from error
         if wait:
             self.wait_booted()
 
@@ -238,46 +192,57 @@ done
 
     @property
     def pid(self) -> int | None:
-        """Pid of its QEMU inside the host, or None when it does not run."""
+        """Pid of its QEMU inside a KVM host, or None when it does not run."""
         file = f"{self.spec.directory}/qemu.pid"
         script = f"p=$(cat {file}) && [ -e /proc/$p/exe ] && grep -q qemu /proc/$p/comm && echo $p"
         found = self.lab.host.run(script, check=False).out.strip()
         return int(found) if found else None
 
     @property
+    def domid(self) -> int | None:
+        """Its domain id on a Xen host, or None when it does not run."""
+        from .xen import Xen
+
+        kind = self.lab.kind
+        return kind.domid(self) if isinstance(kind, Xen) else None
+
+    @property
     def running(self) -> bool:
-        """Whether its QEMU runs."""
-        return self.pid is not None
+        """Whether the hypervisor runs it."""
+        return self.lab.kind.running(self)
 
     @property
     def exit_status(self) -> int | None:
-        """How its QEMU ended (128 + N after signal N); None while it runs."""
+        """How it ended: its QEMU's status, on Xen the like; None while it runs.
+
+        128 + N after signal N. On Xen 137 (SIGKILL) after ``xl destroy``, 134
+        (SIGABRT) after a crash, 0 after it ended itself.
+        """
         path = self.lab.directory / self.name / "status"
         return int(path.read_text()) if path.exists() else None
 
     def kill(self) -> None:
-        """SIGKILL to its QEMU, and wait for its end."""
-        pid = self.pid
-        if pid is not None:
-            self.lab.host.run(["kill", "-KILL", str(pid)], check=False)
-        deadline = time.monotonic() + 20
-        while self.running or self.exit_status is None:
-            if time.monotonic() > deadline:
-                raise GuestFailed(f"{self.name}: its QEMU outlived SIGKILL")
-            time.sleep(0.05)
+        """End it at once (SIGKILL to its QEMU, or ``xl destroy``), and wait for that."""
+        self.lab.kind.kill(self)
+        self._wait_ended()
 
     def stop(self) -> None:
-        """End its QEMU without asking the guest, but let QEMU clean up."""
+        """End it without asking it, but let the hypervisor clean up."""
         if self.running:
-            self.qmp("quit")
-        deadline = time.monotonic() + 20
-        while self.running or self.exit_status is None:
+            self.lab.kind.stop(self)
+        self._wait_ended()
+
+    def _wait_ended(self) -> None:
+        deadline = time.monotonic() + 30 * SLOW
+        while self.exit_status is None or self.running:
             if time.monotonic() > deadline:
-                raise GuestFailed(f"{self.name}: its QEMU did not quit")
+                raise GuestFailed(f"{self.name}: it outlived its end")
             time.sleep(0.05)
 
     def qmp(self, command: str, arguments: dict[str, Any] | None = None, timeout: float = 20) -> Any:
-        """One QMP command over the lab's own socket; returns what it returned."""
+        """One QMP command over the lab's own socket (KVM host); returns what it returned."""
+        if self.lab.kind.name != "kvm":
+            raise VmlabError(f"{self.name} has no QMP: lab {self.lab.name} is a {self.lab.kind.name} host")
         from .qmp import execute
 
         return execute(self, command, arguments or {}, timeout)
@@ -289,7 +254,8 @@ done
             "name": self.name, "running": self.running, "exit_status": self.exit_status,
             "kernel": spec.kernel, "machine": spec.machine, "ip": self.ip, "ip6": self.ip6,
             "mac": self.mac, "bridge": spec.bridge, "vlan": spec.vlan, "mtu": spec.mtu,
-            "memory": spec.memory, "cpus": spec.cpus, "uuid": spec.uuid, "qmp": self.qmp_socket,
+            "memory": spec.memory, "cpus": spec.cpus, "uuid": spec.uuid,
+            **({"qmp": self.qmp_socket} if self.lab.kind.name == "kvm" else {"domid": self.domid}),
         }  # fmt: skip
 
 

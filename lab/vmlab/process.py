@@ -27,6 +27,8 @@ from .protocol import (
 )
 
 ERRNO_LIMIT = 4096
+SLOW = float(os.environ.get("VMLAB_SLOW", "1"))
+"""All deadlines are that many times as long: for an outside that is busy with something else."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -56,7 +58,9 @@ class Stream:
             self._socket.connect(str(switch))
         except OSError as error:
             self._socket.close()
-            raise LabFailed("the lab is not running: see './vmlab status', start it with './vmlab up kvm'") from error
+            raise LabFailed(
+                "the lab is not running: see './vmlab ls', start it with './vmlab up kvm' or './vmlab up xen'"
+            ) from error
         self.send(Frame.HELLO, machine.encode())
 
     def send(self, kind: Frame, payload: bytes = b"") -> None:
@@ -237,7 +241,8 @@ class Process:
     def wait(self, timeout: float | None = 60) -> Result:
         """Wait for its end. It runs on when CommandFailed says "still runs"."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._code is not None or self._failure, timeout):
+            patience = None if timeout is None else timeout * SLOW
+            if not self._changed.wait_for(lambda: self._code is not None or self._failure, patience):
                 raise CommandTimeout(f"{self.machine}: {' '.join(self.argv)} still runs after {timeout} s")
             if self._failure:
                 raise self._failure
@@ -249,7 +254,7 @@ class Process:
 
     def wait_for(self, pattern: str, timeout: float = 30) -> re.Match[str]:
         """Wait until its output (stdout, then stderr) has a match of ``pattern``."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout * SLOW
         while True:
             with self._changed:
                 for text in (self._out, self._err):

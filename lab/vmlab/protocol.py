@@ -32,6 +32,7 @@ class Frame(IntEnum):
     ERROR = 11
     RESIZE = 12
     OPENED = 13
+    WELCOME = 14
 
 
 LAST_FRAMES = (Frame.EXIT, Frame.ERROR)

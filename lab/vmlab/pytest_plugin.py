@@ -20,7 +20,7 @@ from .errors import GuestFailed, LabFailed
 from .lab import Lab
 from .machine import Guest, Host
 
-OPTIONS = {"kernel": "6.1", "machine": "pc", "mtu": 1500}
+OPTIONS = {"kind": "kvm", "kernel": "6.1", "machine": "", "mtu": 1500}
 """Options of Lab.up() that have a pytest option --lab-NAME, with their defaults."""
 
 
@@ -94,7 +94,9 @@ POOL = pytest.StashKey[LabPool]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "lab(guests=2, kernel=, machine=, mtu=, memory=, guest_memory=, append=, modules=): boots a lab"
+        "markers",
+        "lab(guests=2, kind=, kernel=, machine=, mtu=, memory=, guest_memory=, append=, modules=, virtual_time=): "
+        "boots a lab",
     )
     config.stash[POOL] = LabPool(config)
 

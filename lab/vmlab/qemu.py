@@ -25,8 +25,8 @@ TCG_CPUS = ["-smp", "3"]
 TCG_APPEND = "isolcpus=0 irqaffinity=1-2"
 
 BASE_APPEND = [
-    # The serial console is slow: during boot it shows warnings and worse only.
-    "console=ttyS0", "loglevel=5",
+    # A serial console is slow: during boot it shows warnings and worse only.
+    "loglevel=5",
     # A machine that is broken ends; one on a busy outside is not broken.
     "panic_on_oops=1", "panic=1", "rcupdate.rcu_cpu_stall_timeout=60", "watchdog_thresh=30",
     # Looking for AGP bridges takes an emulated AMD machine 6 s.
@@ -98,12 +98,28 @@ class GuestSpec:
         return f"{GUEST_DIR}/{self.name}"
 
 
-def append_line(settings: dict[str, object], extra: str) -> str:
+def append_line(settings: dict[str, object], extra: str, console: str = "ttyS0") -> str:
     """A kernel command line; ``settings`` reach /init as vmlab.KEY=VALUE."""
     words = [f"vmlab.{key}={value}" for key, value in settings.items() if value not in (None, "")]
     if any(" " in word for word in words):
         raise VmlabError("the checkout's path has a space: move it, the lab cannot use it there")
-    return " ".join([*BASE_APPEND, *words, *extra.split()])
+    return " ".join([f"console={console}", *BASE_APPEND, *words, *extra.split()])
+
+
+def outer_devices(lab_dir: Path, run_dir: Path) -> list[str]:
+    """An outer machine's console, its agent's port, and what it sees of the outside."""
+    return [
+        "-chardev", f"socket,id=con,path={run_dir}/console.sock,server=on,wait=off,"
+        f"logfile={lab_dir}/host/console.log,logappend=on",
+        "-serial", "chardev:con",
+        "-qmp", f"unix:{run_dir}/qmp.sock,server=on,wait=off",
+        "-device", "virtio-serial-pci",
+        "-chardev", f"socket,id=agent,path={run_dir}/agent.sock,server=on,wait=off",
+        "-device", "virtserialport,chardev=agent,name=vmlab.agent",
+        "-virtfs", "local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap",
+        "-virtfs", f"local,path={REPO},mount_tag=repo,security_model=none,readonly=on,multidevs=remap",
+        "-virtfs", f"local,path={lab_dir},mount_tag=lab,security_model=none,multidevs=remap",
+    ]  # fmt: skip
 
 
 def outer_command(
@@ -129,16 +145,7 @@ def outer_command(
         "-no-reboot", *cpu, "-m", str(memory),
         "-kernel", str(kernel), "-initrd", str(initramfs),
         "-append", append_line(settings, f"tsc=reliable mitigations=off {append}"),
-        "-chardev", f"socket,id=con,path={run_dir}/console.sock,server=on,wait=off,"
-        f"logfile={lab_dir}/host/console.log,logappend=on",
-        "-serial", "chardev:con",
-        "-qmp", f"unix:{run_dir}/qmp.sock,server=on,wait=off",
-        "-device", "virtio-serial-pci",
-        "-chardev", f"socket,id=agent,path={run_dir}/agent.sock,server=on,wait=off",
-        "-device", "virtserialport,chardev=agent,name=vmlab.agent",
-        "-virtfs", "local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap",
-        "-virtfs", f"local,path={REPO},mount_tag=repo,security_model=none,readonly=on,multidevs=remap",
-        "-virtfs", f"local,path={lab_dir},mount_tag=lab,security_model=none,multidevs=remap",
+        *outer_devices(lab_dir, run_dir),
     ]  # fmt: skip
 
 

@@ -87,9 +87,15 @@ class Link:
         if not self.ready:
             # An earlier connection may have left half a frame on the line.
             self._seen += data
-            mark = frame(0, Frame.HELLO, self._nonce)
+            mark = frame(0, Frame.WELCOME, self._nonce)
             at = self._seen.find(mark)
             if at < 0:
+                # An agent that has just started, on a line that may have lost
+                # our greeting.
+                anew = self._seen.find(frame(0, Frame.WELCOME))
+                if anew >= 0:
+                    self._seen.clear()
+                    self.write(frame(0, Frame.HELLO, self._nonce))
                 return
             data = bytes(self._seen[at + len(mark) :])
             self._seen.clear()
@@ -185,7 +191,7 @@ class GuestLink(Link):
             else:
                 self._lost(payload[4:].decode(errors="replace"))
         elif kind == Frame.EXIT:
-            self._lost("has gone (its QEMU ended)")
+            self._lost("has gone (it ended)")
 
     def _lost(self, why: str) -> None:
         self.alive = False

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 from vmlab import VmlabError, accel, kernels, paths
 from vmlab.console import DETECTORS, ConsoleWatch, scan
+from vmlab.kinds import find_kind
 from vmlab.lab import start_time
 from vmlab.protocol import (
     MAX_PAYLOAD,
@@ -19,6 +20,8 @@ from vmlab.protocol import (
     unpack_error,
 )
 from vmlab.qemu import GuestSpec, append_line, guest_command
+from vmlab.switch import Link
+from vmlab.xen import guest_config
 
 SAMPLES = {
     "panic": "Kernel panic - not syncing: Fatal exception in interrupt",
@@ -44,6 +47,8 @@ SAMPLES = {
     "out-of-memory": "iperf3 invoked oom-killer: gfp_mask=0x1100cca",
     "page-state": "Bad rss-counter state mm:0000 type:MM_ANONPAGES val:1",
     "call-trace": "Call Trace:",
+    "xen-panic": "(XEN) Panic on CPU 0:",
+    "domain-crash": "(XEN) Domain 3 (vcpu#0) crashed on cpu#1:",
 }
 """One line of each kind, as kernels print it."""
 
@@ -68,6 +73,8 @@ def test_detector_fires(detector):
         "[    0.00] debug: unmapping init memory",
         "[   29.15] kvm [268]: vcpu0, guest rIP: 0xffffffff8107e744 Unhandled WRMSR(0xc0010007) = 0xffff",
         "kmemleak: Kernel memory leak detector initialized (mem pool available: 15679)",
+        "(XEN) TSC only partially writable",
+        "(XEN) Guest Loglevel: Errors and warnings",
     ],
 )
 def test_harmless_lines_are_let_through(line):
@@ -140,6 +147,64 @@ def test_guest_command(tmp_path):
     assert not [word for word in bare if "pcie-root-port" in word]
     with pytest.raises(VmlabError, match="no machine"):
         guest_command(GuestSpec("g1", 1, machine="isapc"), here, here, here)
+
+
+def test_xen_guest_config(tmp_path):
+    text = guest_config(GuestSpec("g1", 1, machine="pvh", extra_args=["maxvcpus = 2"]), tmp_path, tmp_path, tmp_path)
+    values: dict[str, object] = {}
+    exec(text, values)  # xl's syntax and Python's are the same here
+    assert values["type"] == "pvh"
+    assert values["vif"] == ["mac=52:54:00:77:00:01,bridge=br0,script=/run/vmlab/g1/vif"]
+    assert "console=hvc0" in str(values["cmdline"])
+    assert values["cpus"] == "all,^0"
+    assert values["maxvcpus"] == 2
+
+
+def test_who_a_hypervisor_speaks_of():
+    xen, domains = find_kind("xen"), {3: "g1", 5: "g1", 4: "g2"}
+    for line, machine in {
+        "(XEN) Domain 3 (vcpu#0) crashed on cpu#1:": "g1",
+        "(XEN) Hardware Dom0 crashed: rebooting machine in 5 seconds.": "host",
+        "(XEN) emul-priv-op.c:10:d4v0 Unhandled: vec 13, #GP[0000]": "g2",
+        "(XEN) Domain 9 (vcpu#0) crashed on cpu#1:": "host",
+        "(XEN) Panic on CPU 0:": "host",
+        "[    1.2] BUG: in dom0, about Domain 3": "host",
+    }.items():
+        assert xen.blame(line, domains) == machine
+    assert find_kind("kvm").blame("(XEN) Domain 3 (vcpu#0) crashed on cpu#1:", domains) == "host"
+
+
+def test_kinds_are_checked():
+    with pytest.raises(VmlabError, match="choose kvm or xen"):
+        find_kind("vmware")
+    with pytest.raises(VmlabError, match="choose one of pv, pvh"):
+        find_kind("xen").check_machine("pc")
+    with pytest.raises(VmlabError, match="virtual time"):
+        find_kind("kvm").choose_accelerator("tcg", virtual_time=True)
+    assert find_kind("xen").choose_accelerator("auto", virtual_time=True) == "tcg"
+
+
+def test_an_echo_is_no_answer():
+    """A terminal that sends back what it gets is no agent; one that starts late is greeted again."""
+
+    class Line(Link):
+        def __init__(self):
+            super().__init__("g1")
+            self.written = []
+
+        def write(self, data):
+            self.written.append(data)
+
+    line = Line()
+    line.greet()
+    (hello,) = line.written
+    line.received(hello)
+    assert not line.ready
+    line.received(b"noise" + frame(0, Frame.WELCOME)[:5])
+    line.received(frame(0, Frame.WELCOME)[5:])
+    assert line.written == [hello, hello]
+    line.received(frame(0, Frame.WELCOME, hello[12:]))
+    assert line.ready
 
 
 def test_append_line_refuses_spaces():

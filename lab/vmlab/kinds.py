@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Kinds of host: what differs between a host that runs KVM and one that runs Xen.
+
+A lab has one kind. The rest of the lab asks it for command lines and for what
+to do with a guest; how machines are talked to is the same for all.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from . import kernels
+from .errors import VmlabError
+from .qemu import GuestSpec
+
+if TYPE_CHECKING:
+    from .machine import Guest
+
+
+@dataclass(frozen=True)
+class Outer:
+    """What an outer machine is made from. Sizes in MiB."""
+
+    lab: str
+    kernel: kernels.Kernel
+    modules: Path
+    lab_dir: Path
+    run_dir: Path
+    memory: int
+    accelerator: str
+    virtual_time: bool
+    machine: str
+    """Guests' machine, as the host may have to suit it."""
+
+
+class HostKind(ABC):
+    """One kind of host. There is one object of each class, without state."""
+
+    name: ClassVar[str]
+    machines: ClassVar[tuple[str, ...]]
+    """Guests' machines, the default first."""
+    guest_console: ClassVar[str]
+    """Device of a guest's console, below /dev."""
+    boot_seconds: ClassVar[float]
+    """How long the outer machine's boot may take, on a busy outside too."""
+
+    def check_machine(self, machine: str) -> str:
+        """Return ``machine`` if guests can be one; raise VmlabError if not."""
+        if machine not in self.machines:
+            raise VmlabError(f"no machine {machine!r} on a {self.name} host: choose one of {', '.join(self.machines)}")
+        return machine
+
+    @abstractmethod
+    def choose_accelerator(self, wanted: str, virtual_time: bool) -> str:
+        """The outer machine's accelerator, ``kvm`` or ``tcg``, for --accel ``wanted``."""
+
+    @abstractmethod
+    def outer_command(self, outer: Outer) -> list[str]:
+        """The command line of the outer machine's QEMU."""
+
+    @abstractmethod
+    def start_script(self, guest: "Guest", kernel: kernels.Kernel, modules: Path) -> str:
+        """A shell script that starts a guest inside the host.
+
+        It may put files into the guest's directory of the lab. It ends with
+        status 0 when the guest's agent can be waited for, and writes how the
+        guest ended into the file ``status`` there, whenever that is.
+        """
+
+    @abstractmethod
+    def running(self, guest: "Guest") -> bool:
+        """Whether the hypervisor runs the guest."""
+
+    @abstractmethod
+    def kill(self, guest: "Guest") -> None:
+        """Have the hypervisor end the guest at once; does not wait."""
+
+    @abstractmethod
+    def stop(self, guest: "Guest") -> None:
+        """Have the hypervisor end the guest without asking it, in good order."""
+
+    @abstractmethod
+    def attach(self, guest: "Guest") -> int:
+        """Tie this process's terminal to the guest's console; returns a status for exit."""
+
+    def blame(self, line: str, domains: dict[int, str]) -> str:
+        """Which machine a complaint on the host's console is about."""
+        return "host"
+
+
+def find_kind(name: str) -> HostKind:
+    """The kind called ``name``. Raises VmlabError when there is none."""
+    from .kvm import Kvm
+    from .xen import Xen
+
+    for kind in (Kvm(), Xen()):
+        if kind.name == name:
+            return kind
+    raise VmlabError(f"no host of kind {name!r}: choose kvm or xen")
+
+
+def bridge_port(spec: GuestSpec) -> str:
+    """Shell commands that put a guest's network interface in the host into its bridge."""
+    script = f"""\
+echo 1 >/proc/sys/net/ipv6/conf/{spec.tap}/disable_ipv6
+ip link set {spec.tap} master {spec.bridge} mtu {spec.mtu} up || exit
+"""
+    if spec.vlan is not None:
+        script += f"""\
+bridge vlan del dev {spec.tap} vid 1 && bridge vlan add dev {spec.tap} vid {spec.vlan} pvid untagged || exit
+"""
+    return script

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The KVM host: inner QEMUs under KVM, with tap devices and vhost-net."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import accel, kernels
+from .errors import VmlabError
+from .kinds import HostKind, Outer, bridge_port
+from .qemu import MACHINES, QEMU_UID, guest_command, outer_command
+
+if TYPE_CHECKING:
+    from .machine import Guest
+
+
+class Kvm(HostKind):
+    """A host with KVM, bridge, tap and vhost-net."""
+
+    name = "kvm"
+    machines = MACHINES
+    guest_console = "ttyS0"
+    boot_seconds = 90.0
+
+    def choose_accelerator(self, wanted: str, virtual_time: bool) -> str:
+        if virtual_time:
+            raise VmlabError("virtual time is for the Xen host: a KVM host is too slow in it to be of use")
+        return accel.choose(wanted)
+
+    def outer_command(self, outer: Outer) -> list[str]:
+        return outer_command(
+            outer.lab, outer.kernel.image, kernels.build_initramfs(outer.kernel), outer.modules, outer.lab_dir,
+            outer.run_dir, outer.memory, outer.accelerator,
+        )  # fmt: skip
+
+    def start_script(self, guest: "Guest", kernel: kernels.Kernel, modules: Path) -> str:
+        spec = guest.spec
+        command = guest_command(spec, kernel.image, kernels.build_initramfs(kernel), modules)
+        inside = guest.inside
+        # The console's file is on the outside, where it outlives everything;
+        # it is opened here as QEMU's user may not write there.
+        return f"""#!/bin/sh
+# Starts guest {spec.name} inside the host.
+cd {spec.directory}
+if [ "${{1-}}" = run ]; then
+    trap '' HUP
+    setpriv --reuid={QEMU_UID} --regid={QEMU_UID} --clear-groups \\
+        --inh-caps=+dac_read_search --ambient-caps=+dac_read_search \\
+        sh -c 'echo $$ >qemu.pid; exec "$@"' sh \\
+        {shlex.join(command)} >{inside}/qemu.log 2>&1
+    echo $? >{inside}/status.new
+    ip link del {spec.tap}
+    mv {inside}/status.new {inside}/status
+    exit
+fi
+rm -f *.sock qemu.pid {inside}/status
+chown {QEMU_UID}:{QEMU_UID} .
+[ ! -e /sys/class/net/{spec.tap} ] || ip link del {spec.tap}
+ip tuntap add dev {spec.tap} mode tap user {QEMU_UID} vnet_hdr || exit
+{bridge_port(spec)}
+setsid -f sh {inside}/start.sh run 8>>{inside}/qmp.log 9>>{inside}/console.log >/dev/null 2>&1 </dev/null
+tries=0
+# vhost's worker is a thread of the kernel up to Linux 6.3, of QEMU's since.
+until [ -S agent.sock ] && [ -S qmp.sock ] && pid=$(cat qemu.pid) &&
+        {{ worker=$(pgrep -x "vhost-$pid") || grep -q '^vhost-' /proc/$pid/task/*/comm; }}; do
+    tries=$((tries + 1))
+    if [ $tries -gt 3000 ] || [ -e {inside}/status ]; then
+        cat {inside}/qemu.log >&2
+        exit 1
+    fi
+    sleep 0.01
+done
+# The kernel's does not inherit that CPU 0 is out of bounds.
+for thread in $worker; do
+    taskset -cp "$(taskset -cp $$ | sed 's/.*: //')" $thread
+done
+"""
+
+    def running(self, guest: "Guest") -> bool:
+        return guest.pid is not None
+
+    def kill(self, guest: "Guest") -> None:
+        pid = guest.pid
+        if pid is not None:
+            guest.lab.host.run(["kill", "-KILL", str(pid)], check=False)
+
+    def stop(self, guest: "Guest") -> None:
+        guest.qmp("quit")
+
+    def attach(self, guest: "Guest") -> int:
+        from .terminal import attach
+
+        return attach(guest.lab.host.stream(), f"{guest.spec.directory}/console.sock")

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The Xen host: Debian's hypervisor and tools, a Linux dom0, PV and PVH guests.
+
+Xen's packages are downloaded and unpacked into the cache; nothing is installed.
+dom0 sees them as a layer over the outside's root.
+"""
+
+import fcntl
+import gzip
+import hashlib
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import accel, kernels
+from .errors import GuestFailed, VmlabError
+from .kinds import HostKind, Outer, bridge_port
+from .paths import CACHE, REPO
+from .process import environment
+from .qemu import PROGRAM, TCG_CPU, GuestSpec, append_line, outer_devices
+
+if TYPE_CHECKING:
+    from .machine import Guest
+
+VERSION = "4.17"
+TOP = CACHE / "xen"
+PACKAGES = (
+    f"xen-hypervisor-{VERSION}-amd64", f"xen-utils-{VERSION}", "xen-utils-common", "xenstore-utils", "qemu-system-xen",
+    "libxencall1", "libxendevicemodel1", "libxenevtchn1", "libxenforeignmemory1", "libxengnttab1", "libxenhypfs1",
+    f"libxenmisc{VERSION}", "libxenstore4", "libxentoolcore1", "libxentoollog1", "libyajl2",
+)  # fmt: skip
+
+GUEST_BOOT_MODULES = ("xen_netfront", "9pnet_xen", "9p", "overlay")
+"""What a guest's /init needs before it has the outside's root, and the network."""
+
+TOOLS = f"/usr/lib/xen-{VERSION}/bin"
+LAYER = "/run/vmlab/xen"
+"""Where dom0 has Xen's packages for guests to mount."""
+
+# Without smap=0 smep=0 an emulated dom0 dies of its first page fault.
+XEN_APPEND = (
+    "console=com1 com1=115200,8n1 dom0_max_vcpus=1 smap=0 smep=0 spec-ctrl=no loglvl=warning guest_loglvl=warning"
+)
+CLOCK = "clocksource=xen"
+"""Linux would find that out by itself, some minutes into a test."""
+
+KILLED = 137
+CRASHED = 134
+
+
+def packages() -> Path:
+    """The directory with the hypervisor, ``xen``, and the unpacked packages, ``root``."""
+    identity = hashlib.sha256(repr(PACKAGES).encode()).hexdigest()[:8]
+    place = TOP / f"{VERSION}-{identity}"
+    TOP.mkdir(parents=True, exist_ok=True)
+    with open(TOP / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if place.exists():
+            return place
+        downloads = TOP / "deb"
+        downloads.mkdir(exist_ok=True)
+        missing = [name for name in PACKAGES if not list(downloads.glob(f"{name}_*.deb"))]
+        if missing:
+            kernels.run_tool(["apt-get", "download", *missing], "download Xen", cwd=downloads)
+        scratch = TOP / "new"
+        shutil.rmtree(scratch, ignore_errors=True)
+        (scratch / "root").mkdir(parents=True)
+        for name in PACKAGES:
+            newest = max(downloads.glob(f"{name}_*.deb"), key=lambda path: kernels.version_key(path.name))
+            kernels.run_tool(["dpkg", "-x", newest, scratch / "root"], f"unpack {name}")
+        for name in ("bin", "sbin", "lib", "lib64"):
+            if (scratch / "root" / name).exists():
+                raise VmlabError(f"Xen's packages have a /{name}, which would hide the outside's")
+        image = next((scratch / "root/boot").glob("xen-*.gz"))
+        (scratch / "xen").write_bytes(gzip.decompress(image.read_bytes()))
+        scratch.rename(place)
+    return place
+
+
+def guest_config(spec: GuestSpec, kernel: Path, initramfs: Path, modules: Path) -> str:
+    """The text of a guest's configuration file for xl."""
+    outside = "/run/vmlab/outside"
+    settings: dict[str, object] = {
+        "role": "guest", "kind": "xen", "name": spec.name, "repo": REPO, "modules": modules, "mtu": spec.mtu,
+        "net": f"{spec.ip}/24,{spec.ip6}/64", "gw": f"10.77.{spec.subnet}.1", "layers": "xen",
+        "port": "/dev/hvc1",
+    }  # fmt: skip
+    lines = {
+        "name": spec.name,
+        "uuid": spec.uuid,
+        "type": spec.machine,
+        "kernel": f"{outside}{kernel}",
+        "ramdisk": f"{outside}{initramfs}",
+        "cmdline": append_line(settings, f"{CLOCK} {spec.extra_append}", "hvc0"),
+        "memory": spec.memory,
+        "vcpus": spec.cpus,
+        "cpus": "all,^0" if spec.machine == "pvh" else "all",
+        "vif": [f"mac={spec.mac},bridge={spec.bridge},script={spec.directory}/vif"],
+        "p9": [
+            f"tag={tag},security_model=none,path={path}"
+            for tag, path in (("root", outside), ("repo", REPO), ("xen", LAYER))
+        ],
+        # The first one is none: libxl 4.17 gives it the main console's number, and
+        # leaves it out with a complaint.
+        "channel": ["name=none,connection=pty", f"name=vmlab.agent,connection=socket,path={spec.directory}/agent.sock"],
+        "on_poweroff": "destroy",
+        "on_reboot": "destroy",
+        "on_crash": "destroy",
+    }
+    # Strings, numbers and lists look the same to xl as to Python.
+    return "".join(f"{key} = {value!r}\n" for key, value in lines.items()) + "".join(f"{x}\n" for x in spec.extra_args)
+
+
+class Xen(HostKind):
+    """A Xen host with dom0, xl, xenstored and netback."""
+
+    name = "xen"
+    machines = ("pv", "pvh")
+    guest_console = "hvc0"
+    boot_seconds = 120.0
+
+    def choose_accelerator(self, wanted: str, virtual_time: bool) -> str:
+        # Never by itself: Xen under KVM is not tried here.
+        if wanted == "auto":
+            return "tcg"
+        if virtual_time and wanted == "kvm":
+            raise VmlabError("virtual time needs --accel tcg")
+        return accel.choose(wanted)
+
+    def outer_command(self, outer: Outer) -> list[str]:
+        place = packages()
+        xen_append = XEN_APPEND
+        if outer.accelerator == "kvm":
+            cpu = ["-accel", "kvm", "-cpu", "host", "-smp", "2"]
+        elif outer.virtual_time:
+            cpu = ["-icount", "shift=1,sleep=off", "-accel", "tcg,thread=single", "-cpu", TCG_CPU, "-smp", "2"]
+        elif outer.machine == "pvh":
+            # The fault of TCG that TCG_CPUS is about hits PVH guests alike: they
+            # stay off CPU 0 (guest_config()), which is left to dom0.
+            cpu = ["-accel", "tcg,thread=multi", "-cpu", TCG_CPU, "-smp", "3"]
+            xen_append += " dom0_vcpus_pin"
+        else:
+            cpu = ["-accel", "tcg,thread=multi", "-cpu", TCG_CPU, "-smp", "2"]
+        settings: dict[str, object] = {
+            "role": "host", "kind": "xen", "name": "host", "repo": REPO, "modules": outer.modules, "layers": "xen",
+        }  # fmt: skip
+        dom0 = min(2048, outer.memory * 3 // 8)
+        xen_append += f" dom0_mem={dom0}M,max:{dom0}M"
+        append = append_line(settings, f"mitigations=off {CLOCK}", "hvc0")
+        # A comma separates modules: one of our own is written twice.
+        modules = [f"{outer.kernel.image} {append}", f"{kernels.build_initramfs(outer.kernel)}"]
+        return [
+            PROGRAM, "-name", f"vmlab-{outer.lab}", "-nodefaults", "-no-user-config", "-display", "none",
+            "-no-reboot", *cpu, "-m", str(outer.memory),
+            "-kernel", str(place / "xen"), "-append", xen_append,
+            "-initrd", ",".join(module.replace(",", ",,") for module in modules),
+            *outer_devices(outer.lab_dir, outer.run_dir),
+            "-virtfs", f"local,path={place}/root,mount_tag=xen,security_model=none,readonly=on,multidevs=remap",
+        ]  # fmt: skip
+
+    def start_script(self, guest: "Guest", kernel: kernels.Kernel, modules: Path) -> str:
+        spec = guest.spec
+        here = guest.lab.directory / guest.name
+        initramfs = kernels.build_initramfs(kernel, GUEST_BOOT_MODULES)
+        (here / "xl.cfg").write_text(guest_config(spec, kernel.image, initramfs, modules))
+        inside = guest.inside
+        return f"""#!/bin/sh
+# Starts guest {spec.name} inside dom0.
+cd {spec.directory}
+if [ "${{1-}}" = run ]; then
+    trap '' HUP
+    # It stays for as long as the guest does.
+    {TOOLS}/xl create -F {inside}/xl.cfg >{inside}/xl.log 2>&1 || failed=1
+    case $(grep -E 'has (shut down|been destroyed)' {inside}/xl.log) in
+    *'reason code 3 '*) code={CRASHED} ;;
+    *'been destroyed'*) code={KILLED} ;;
+    *) code=${{failed:-0}} ;;
+    esac
+    echo $code >{inside}/status.new
+    mv {inside}/status.new {inside}/status
+    exit
+fi
+rm -f agent.sock {inside}/status {inside}/qemu.log /var/log/xen/qemu-dm-{spec.name}.log*
+ln -sf {inside}/qemu.log /var/log/xen/qemu-dm-{spec.name}.log
+ln -sf {inside}/console.log /run/vmlab/consoles/guest-{spec.name}.log
+cat >vif <<'end'
+#!/bin/sh
+# xl runs this for the guest's network interface.
+[ "$1" = online ] || exit 0
+ip link set "$vif" name {spec.tap} || exit
+{bridge_port(spec)}
+xenstore-write "$XENBUS_PATH/hotplug-status" connected
+end
+chmod +x vif
+setsid -f sh {inside}/start.sh run >/dev/null 2>&1 </dev/null
+tries=0
+until [ -S agent.sock ]; do
+    tries=$((tries + 1))
+    if [ $tries -gt 6000 ] || [ -e {inside}/status ]; then
+        cat {inside}/xl.log >&2
+        exit 1
+    fi
+    sleep 0.01
+done
+{TOOLS}/xl domid {spec.name} >>{inside}/domids
+"""
+
+    def running(self, guest: "Guest") -> bool:
+        return self.domid(guest) is not None
+
+    def domid(self, guest: "Guest") -> int | None:
+        """The guest's domain id, or None when it does not run."""
+        found = guest.lab.host.run([f"{TOOLS}/xl", "domid", guest.name], check=False)
+        return int(found.out) if found.code == 0 else None
+
+    def kill(self, guest: "Guest") -> None:
+        found = guest.lab.host.run([f"{TOOLS}/xl", "destroy", guest.name], check=False)
+        if found.code and self.running(guest):
+            raise GuestFailed(f"{guest.name}: xl destroy: {found.err.strip()}")
+
+    def stop(self, guest: "Guest") -> None:
+        self.kill(guest)
+
+    def attach(self, guest: "Guest") -> int:
+        from .terminal import run_here
+
+        xl = [f"{TOOLS}/xl", "console", guest.name]
+        return run_here(guest.lab.host.stream(), xl, "/", environment("host", None), terminal=True)
+
+    def blame(self, line: str, domains: dict[int, str]) -> str:
+        found = re.search(r"\(XEN\) .*?\b(?:[Dd]omain |d)(\d+)(?:v\d+)?\b", line)
+        return domains.get(int(found.group(1)), "host") if found else "host"

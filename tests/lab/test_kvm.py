@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The lab's own tests that need a KVM host, or boot a lab that is cheapest with one."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from vmlab import Lab, paths
+from vmlab.lab import start_time
+
+
+@pytest.mark.lab(guests=2, kind="kvm")
+def test_qmp(g1):
+    assert g1.qmp("query-status")["status"] == "running"
+    assert g1.qmp("query-name")["name"] == "g1"
+
+
+def test_a_bound_lab_ends_with_its_process():
+    name = f"bound-{os.getpid()}"
+    script = (
+        f"from vmlab import Lab; lab = Lab.up({name!r}, bound=True); print(lab.state['qemu'][0], flush=True); input()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=dict(os.environ, PYTHONPATH=str(paths.LAB_SOURCE)),
+    )
+    assert child.stdout
+    qemu = int(child.stdout.readline())
+    assert start_time(qemu) is not None
+    child.kill()
+    child.wait()
+    deadline = time.monotonic() + 10
+    while start_time(qemu) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    Lab(name).down()
