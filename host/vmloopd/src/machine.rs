@@ -389,13 +389,24 @@ pub async fn free_slot(qmp: &Qmp, kind: Kind, size: u64) -> Result<Option<String
         return Ok(None);
     }
     let buses = qmp.execute("query-pci", json!({})).await?;
-    let ports: Vec<String> = qmp
+    let mut ports: Vec<String> = qmp
         .list("/machine/peripheral")
         .await?
         .into_iter()
         .filter(|(_, kind)| kind.starts_with("child<") && kind.contains("root-port"))
         .map(|(name, _)| name)
         .collect();
+    // Before firmware has numbered the buses, query-pci shows them empty.
+    let mut at = 0;
+    while let Some(port) = ports.get(at) {
+        match qmp.list(&format!("/machine/peripheral/{port}/{port}")).await {
+            Ok(bus) if bus.iter().any(|(name, _)| name.starts_with("child[")) => {
+                ports.remove(at);
+            }
+            Err(error @ (qmp::Error::Closed | qmp::Error::Timeout(_))) => return Err(error.into()),
+            _ => at += 1,
+        }
+    }
     choose_port(&buses, &ports, size).map(Some).ok_or(NoSlot::Full)
 }
 
