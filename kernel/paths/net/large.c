@@ -81,7 +81,7 @@ static unsigned int post_routing(void *priv, struct sk_buff *skb,
 	struct rtable *large;
 
 	if (likely(skb->len <= dev->mtu) || skb_is_gso(skb) || !rt ||
-	    rt->dst.xfrm || IPCB(skb)->frag_max_size)
+	    dst_xfrm(&rt->dst) || IPCB(skb)->frag_max_size)
 		return NF_ACCEPT;
 	/* Who asked to be told of fragmentation is told. */
 	if ((ip_hdr(skb)->frag_off & htons(IP_DF)) && !skb->ignore_df)
