@@ -91,7 +91,8 @@ static void *map(const char *device, int bar, size_t *size)
 	if (fd < 0)
 		fail("/dev/mem: cannot be opened");
 	*size = (size_t)(end - start + 1);
-	at = mmap(NULL, *size + skip, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(start - skip));
+	at = mmap(NULL, *size + skip, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+		  (off_t)(start - skip));
 	if (at == MAP_FAILED)
 		fail("/dev/mem at %llx: cannot be mapped: boot with iomem=relaxed", start);
 	close(fd);
