@@ -256,8 +256,10 @@ static bool parse_interface(const char *at, struct vmloop_msg_peer *entry)
 	       vmloop_xen_word(&at, word, sizeof(word))) {
 		ip = &entry->ip[entry->ip_count];
 		if (!vmloop_xen_ip(word, ip)) {
+			/* The peer can be reached without. */
 			memset(ip, 0, sizeof(*ip));
-			return false;
+			atomic_inc(&vmloop_xen_ignored);
+			continue;
 		}
 		ether_addr_copy(ip->mac, entry->mac);
 		entry->ip_count++;
