@@ -37,15 +37,18 @@ STALLS: list[dict[str, Any]] = []
 T = TypeVar("T")
 
 
-def until(look: Callable[[], T], seconds: float, what: str) -> T:
-    """Look again and again until it finds something true; return that."""
+def until(look: Callable[[], T], seconds: float, what: str, seen: Any = None) -> T:
+    """Look again and again until it finds something true; return that.
+
+    ``seen``, which ``look`` may change, is shown where it never did.
+    """
     deadline = time.monotonic() + seconds
     while True:
         found = look()
         if found:
             return found
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:g} s: {what} (last seen: {found!r})")
+            raise AssertionError(f"not within {seconds:g} s: {what} (last seen: {seen or found!r})")
         time.sleep(0.03)
 
 
@@ -229,11 +232,13 @@ class Net:
 
     def wait_state(self, guest: Guest, peer: Guest, state: str, seconds: float = 10) -> None:
         """Wait until a guest says that about a peer."""
-        until(
-            lambda: self.state(guest, peer) == state,
-            seconds * self.slow,
-            f"{guest.name} has {state!r} for {peer.name} ({self.state(guest, peer)})",
-        )
+        seen: list[str] = []
+
+        def is_so() -> bool:
+            seen[:] = [self.state(guest, peer)]
+            return seen == [state]
+
+        until(is_so, seconds * self.slow, f"{guest.name} has {state!r} for {peer.name}", seen)
 
     def bring_up(self, a: Guest, b: Guest, seconds: float = 20) -> None:
         """Send until the channel between two guests is up."""

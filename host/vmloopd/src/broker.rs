@@ -98,6 +98,13 @@ pub enum Event {
         /// what
         message: GuestMessage,
     },
+    /// A channel's device is gone, by our doing or somebody else's.
+    Unplugged {
+        /// the guest
+        key: Key,
+        /// tag of the channel
+        tag: u32,
+    },
     /// A guest's interfaces.
     Nics {
         /// the guest
@@ -1305,6 +1312,16 @@ impl Broker {
     }
 
     /// A guest has let go of a channel.
+    /// A channel without its device would never come up, and nobody else would
+    /// say so: a guest that had not found the device yet knows of no channel.
+    fn unplugged(&mut self, guest: Key, tag: u32) {
+        let Some(key) = self.channel_by_tag(guest, tag) else { return };
+        if self.channels.get(&key).is_some_and(|one| one.stage != Stage::Unplugging) {
+            self.close(key, shm::VMLOOP_CLOSE_PEER_GONE);
+            self.side_closed(key, guest);
+        }
+    }
+
     fn side_closed(&mut self, key: ChannelKey, guest: Key) {
         let Some(channel) = self.channels.get_mut(&key) else { return };
         if let Some(side) = channel.side_of(guest) {
@@ -1606,6 +1623,7 @@ impl Broker {
             }
             Event::Left { key, problem } => self.left(key, problem),
             Event::Channel { key, news } => self.channel_news(key, news),
+            Event::Unplugged { key, tag } => self.unplugged(key, tag),
             Event::OrphanGone { key, tag } => {
                 if let Some(guest) = self.guests.get_mut(&key) {
                     guest.orphans.remove(&tag);

@@ -510,10 +510,14 @@ impl Serving {
                         self.tell(Event::Away { key: self.key }).await;
                     }
                     Ok(event) if event.name == "DEVICE_DELETED" => {
-                        if event.data["device"] == CONTROL {
+                        let device = event.data["device"].as_str().unwrap_or_default();
+                        if device == CONTROL {
                             return Ok(End::Lost);
                         }
-                        self.rescan();
+                        match machine::channel_tag(device) {
+                            Some(tag) => self.tell(Event::Unplugged { key: self.key, tag }).await,
+                            None => self.rescan(),
+                        }
                     }
                     Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
                     Err(broadcast::error::RecvError::Closed) => return Ok(End::MachineGone),

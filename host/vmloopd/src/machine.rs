@@ -249,8 +249,16 @@ pub fn channel_chardev(tag: u32, peer: u64, epoch: u64) -> String {
     format!("{PREFIX}ch-{tag}-{peer:016x}-{epoch:016x}")
 }
 
+/// Tag of the channel whose device has this id.
+pub fn channel_tag(device: &str) -> Option<u32> {
+    let tag = device.strip_prefix(PREFIX)?.strip_prefix("ch-")?.parse().ok()?;
+    // Only what we would have written ourselves.
+    ((1..=vmloop_abi::message::TAG_MAX).contains(&tag) && channel_device(tag) == device)
+        .then_some(tag)
+}
+
 fn parse_channel(device: &str, chardev: &str) -> Option<Found> {
-    let tag: u32 = device.strip_prefix(PREFIX)?.strip_prefix("ch-")?.parse().ok()?;
+    let tag = channel_tag(device)?;
     let rest = chardev.strip_prefix(&channel_device(tag))?.strip_prefix('-')?;
     let (peer, epoch) = rest.split_once('-')?;
     let found = Found {
@@ -258,12 +266,7 @@ fn parse_channel(device: &str, chardev: &str) -> Option<Found> {
         peer: u64::from_str_radix(peer, 16).ok()?,
         epoch: u64::from_str_radix(epoch, 16).ok()?,
     };
-    let tags = 1..=vmloop_abi::message::TAG_MAX;
-    // Only what we would have written ourselves.
-    (tags.contains(&tag)
-        && channel_device(tag) == device
-        && channel_chardev(tag, found.peer, found.epoch) == chardev)
-        .then_some(found)
+    (channel_chardev(tag, found.peer, found.epoch) == chardev).then_some(found)
 }
 
 /// Reads `52:54:00:12:34:56`.

@@ -327,6 +327,24 @@ fn a_control_device_that_is_lost() {
 }
 
 #[test]
+fn a_channel_device_that_is_lost() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
+    let agent = Agent::start(directory.path());
+    let (mut a, mut b) = meet(&agent, &one, &two);
+    let tag = link(&mut a, &mut b, &one, &two);
+    // The guest itself does not say a word: it may never have seen the device.
+    a.polite = false;
+    one.lose(&format!("vmloop-ch-{tag}"));
+    wait("an end of the channel", || {
+        b.hear();
+        b.closes == [shm::VMLOOP_CLOSE_PEER_GONE] && agent.channels() == 0
+    });
+    assert!(one.devices() == ["vmloop-ctl"] && two.devices() == ["vmloop-ctl"]);
+    assert_eq!(one.state().chardevs.len(), 1);
+}
+
+#[test]
 fn a_guest_that_claims_what_is_not_its_own() {
     let directory = tempfile::tempdir().expect("a directory");
     let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
