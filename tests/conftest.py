@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
 
-pytest_plugins = ["vmlab.pytest_plugin"]
+pytest_plugins = ["vmlab.pytest_plugin", "pytester"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from vmlab import VmlabError, accel, kernels, paths
-from vmlab.console import DETECTORS, ConsoleWatch, scan
+from vmlab.console import DETECTORS, ConsoleWatch, interrupted_twice, scan
 from vmlab.kinds import find_kind
 from vmlab.lab import start_time
 from vmlab.protocol import (
@@ -94,6 +94,75 @@ def test_watch_reports_each_line_once_and_waits_for_its_end(tmp_path):
     assert watch.check(files) == []
     log.write_text("WARNING: x\n")  # a new lab: the file is shorter than it was
     assert len(watch.check(files)) == 1
+
+
+TWICE = """\
+[  192.886236]  common_interrupt+0xf/0xa0
+[  192.886250]  asm_common_interrupt+0x22/0x40
+[  192.886261] RIP: 0010:irq_entries_start+0x98/0x660
+[  192.886288] Code: 00 cc 6a 2e e9 39 0b 00 00 cc <6a> 33 e9 11 0b 00 00 cc
+[  192.886294] RSP: 0000:fffffe0000002fd8 EFLAGS: 00000006
+[  192.886301] RAX: aa0e81e34c6de91d RBX: 00007ffc5b6f6860 RCX: 9e3779b97f4a7c15
+"""
+"""Of a console: the same interrupt, on the first instruction of its own entry."""
+
+
+def test_an_interrupt_delivered_twice_is_known():
+    assert interrupted_twice(TWICE)
+    assert interrupted_twice(TWICE.replace("irq_entries_start", "asm_sysvec_apic_timer_interrupt"))
+
+
+@pytest.mark.parametrize(
+    ("was", "ordinary"),
+    [
+        ("EFLAGS: 00000006", "EFLAGS: 00000206"),  # interrupts were enabled
+        ("RIP: 0010:irq_entries_start", "RIP: 0010:_raw_spin_unlock_irqrestore"),
+        ("asm_common_interrupt+", "asm_exc_page_fault+"),  # a fault may come at any time
+    ],
+)
+def test_an_ordinary_trace_is_no_interrupt_delivered_twice(was, ordinary):
+    assert not interrupted_twice(TWICE.replace(was, ordinary))
+
+
+PLUGIN = """
+from types import SimpleNamespace
+import pytest
+from vmlab import pytest_plugin
+from vmlab.console import Finding
+
+TRACE = {trace!r}
+USES = []
+
+def get(pool, options):
+    USES.append(1)
+    found = [Finding("g1", "bug", "BUG: x")] if len(USES) <= {bad} else []
+    return SimpleNamespace(
+        findings=lambda: found,
+        keep_evidence=lambda name: "nowhere",
+        running=True,
+        machine=lambda name: SimpleNamespace(console_text=lambda: TRACE),
+    )
+
+@pytest.fixture(autouse=True)
+def no_machines(monkeypatch):
+    monkeypatch.setattr(pytest_plugin.LabPool, "get", get)
+"""
+
+
+@pytest.mark.parametrize(
+    ("trace", "bad", "outcome"),
+    [
+        (TWICE, 1, {"passed": 2}),
+        (TWICE, 2, {"passed": 2, "errors": 1}),  # once more, and not again
+        ("BUG: x", 1, {"passed": 2, "errors": 1}),  # a kernel's own fault is its own
+    ],
+)
+def test_what_the_emulator_broke_is_repeated_once(pytester, trace, bad, outcome):
+    pytester.makeconftest(PLUGIN.format(trace=trace, bad=bad))
+    pytester.makepyfile("def test_one(no_machines, lab): pass\ndef test_other(no_machines, lab): pass\n")
+    result = pytester.runpytest_inprocess("-p", "vmlab.pytest_plugin", "-p", "no:cacheprovider")
+    result.assert_outcomes(**outcome)
+    assert ("test_one was repeated: the emulator" in result.stdout.str()) == (trace == TWICE)
 
 
 def test_frames_survive_any_cut():
