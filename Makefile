@@ -8,7 +8,7 @@ KERNELS ?= $(shell scripts/kernel-releases)
 # Processes that a build may use
 JOBS ?= 2
 
-# Kind of host that demo boots; an environment's HOST means something else
+# Kind of host that demo and series boot; an environment's HOST means something else
 HOST = kvm
 HOSTS := kvm xen
 
@@ -77,6 +77,10 @@ known-host:
 demo: known-host modules host ## Two guests talk, with vmloop and without
 	@bench/run demo --host $(HOST)
 
+.PHONY: series
+series: known-host modules host ## Throughput over the size of messages, and of rings
+	@bench/run series --host $(HOST)
+
 .PHONY: bench-ring
 bench-ring: deps ## The ring between two cores, against memcpy
 	@$(MAKE) -s -C bench/ring run
@@ -101,5 +105,5 @@ help: ## This list
 		/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 } \
 	' $(MAKEFILE_LIST)
 	@echo
-	@echo "HOST is the kind of host that demo boots: $(HOST)"
+	@echo "HOST is the kind of host that demo and series boot: $(HOST)"
 	@echo "KERNELS is $(or $(KERNELS),empty: no headers are installed)"
