@@ -45,6 +45,10 @@ XEN_APPEND = (
 CLOCK = "clocksource=xen"
 """Linux would find that out by itself, some minutes into a test."""
 
+VIRTUAL_TIME_CPUS = 1
+"""CPUs of an outer machine in virtual time. They share one line of time: with
+several, each is charged for what the others execute, and CPU time is no cost."""
+
 KILLED = 137
 CRASHED = 134
 
@@ -134,7 +138,9 @@ class Xen(HostKind):
         if outer.accelerator == "kvm":
             cpu = ["-accel", "kvm", "-cpu", "host", "-smp", "2"]
         elif outer.virtual_time:
-            cpu = ["-icount", "shift=1,sleep=off", "-accel", "tcg,thread=single", "-cpu", TCG_CPU, "-smp", "2"]
+            cpu = ["-icount", "shift=1,sleep=off", "-accel", "tcg,thread=single", "-cpu", TCG_CPU]
+            # PVH guests stay off CPU 0 (guest_config()), here without need.
+            cpu += ["-smp", str(VIRTUAL_TIME_CPUS + (outer.machine == "pvh"))]
         elif outer.machine == "pvh":
             # The fault of TCG that TCG_CPUS is about hits PVH guests alike: they
             # stay off CPU 0 (guest_config()), which is left to dom0.

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from vmlab import VmlabError, accel, kernels, paths
 from vmlab.console import DETECTORS, ConsoleWatch, interrupted_twice, scan
-from vmlab.kinds import find_kind
+from vmlab.kinds import Outer, find_kind
 from vmlab.lab import start_time
 from vmlab.protocol import (
     MAX_PAYLOAD,
@@ -227,6 +227,19 @@ def test_xen_guest_config(tmp_path):
     assert "console=hvc0" in str(values["cmdline"])
     assert values["cpus"] == "all,^0"
     assert values["maxvcpus"] == 2
+
+
+@pytest.mark.parametrize(("machine", "cpus"), [("pv", "1"), ("pvh", "2")])
+def test_virtual_time_has_one_line_of_time(tmp_path, monkeypatch, machine, cpus):
+    """And one CPU, but for guests that stay off CPU 0."""
+    monkeypatch.setattr("vmlab.xen.packages", lambda: tmp_path)
+    monkeypatch.setattr(kernels, "build_initramfs", lambda *_: tmp_path)
+    kernel = kernels.Kernel("6.1", "6.1.0", tmp_path, tmp_path)
+    outer = Outer("lab", kernel, tmp_path, tmp_path, tmp_path, 4096, "tcg", True, machine)
+    words = find_kind("xen").outer_command(outer)
+    assert words[words.index("-icount") + 1] == "shift=1,sleep=off"
+    assert words[words.index("-accel") + 1] == "tcg,thread=single"
+    assert words[words.index("-smp") + 1] == cpus
 
 
 def test_who_a_hypervisor_speaks_of():
