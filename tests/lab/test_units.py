@@ -223,7 +223,7 @@ def test_xen_guest_config(tmp_path):
     values: dict[str, object] = {}
     exec(text, values)  # xl's syntax and Python's are the same here
     assert values["type"] == "pvh"
-    assert values["vif"] == ["mac=52:54:00:77:00:01,bridge=br0,script=/run/vmlab/g1/vif"]
+    assert values["vif"] == ["mac=52:54:00:77:00:01,bridge=br0,vifname=tap-g1,script=/run/vmlab/g1/vif"]
     assert "console=hvc0" in str(values["cmdline"])
     assert values["cpus"] == "all,^0"
     assert values["maxvcpus"] == 2
