@@ -153,8 +153,8 @@ class Net:
         self.base = list(lab.guests)
         self.is_xen = lab.kind.name == "xen"
         self.transport = TRANSPORTS[lab.kind.name]
-        self.slow = 5 if lab.guest("g1").spec.kernel == "debug" else 1
-        """By how much deadlines are longer than on an ordinary kernel."""
+        self.slow = 5 if lab.guest("g1").spec.kernel == "debug" else 3 if self.is_xen else 1
+        """By how much deadlines are longer than on an ordinary kernel: an emulated dom0 is soon busy."""
 
     # The agent
 
