@@ -166,7 +166,8 @@ static void handle(u16 type, u32 size, const union message *message)
 					       message->dir.generation);
 		break;
 	case VMLOOP_MSG_DIR_PEER:
-		if (size >= sizeof(message->peer))
+		/* Version 1.0 ends there; @message is zero behind. */
+		if (size >= offsetof(struct vmloop_msg_peer, gateway))
 			vmloop_directory_peer(transport, &message->peer);
 		break;
 	case VMLOOP_MSG_DIR_END:
@@ -215,6 +216,7 @@ static bool receive(struct ivshmem_control *control)
 		}
 		if (!got)
 			break;
+		memset(&message, 0, sizeof(message));
 		memcpy(&message, payload,
 		       min_t(u32, record.size, sizeof(message)));
 		vmloop_ring_release(&control->rx);
