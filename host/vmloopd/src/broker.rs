@@ -19,7 +19,7 @@ use vmloop_api::{self as api, Problem, Request};
 
 use crate::channel::{self, ChannelKey, Failure, News};
 use crate::counters::Counters;
-use crate::directory::{Member, View, free_tag};
+use crate::directory::{Member, View, free_tag, routed_number};
 use crate::guest;
 use crate::hypervisor::{Bucket, Command, Connected, Directory, Found, Handle, Key, Machine, Nic};
 use crate::links::{Links, Port};
@@ -1459,13 +1459,15 @@ impl Broker {
     /// would send it elsewhere, or keep it.
     fn ask_routes(&mut self) {
         let mut all = HashSet::new();
-        for guest in self.guests.values() {
-            let here = |nic: &Nic| {
-                self.place(guest.who(), &nic.tap)
-                    .is_ok_and(|port| !self.gateway_of(guest, &port).is_empty())
-            };
-            if guest.machine.nics.iter().any(here) {
-                all.extend(guest.addresses.iter().map(|(address, _)| address.ip));
+        for guest in self.guests.values().filter(|_| self.policy.routes()) {
+            let who = guest.who();
+            for nic in &guest.machine.nics {
+                let Ok(port) = self.place(who, &nic.tap) else { continue };
+                let Some(number) = routed_number(&self.policy, who, &port) else { continue };
+                let allowed = guest.addresses.iter().map(|(address, _)| address).filter(|one| {
+                    one.mac == nic.mac && self.policy.allows_routed_ip(who, number, one.ip)
+                });
+                all.extend(allowed.map(|address| address.ip));
             }
         }
         self.routes.retain(|ip, _| all.contains(ip));
@@ -1853,9 +1855,8 @@ impl Broker {
     /// The host's address as the router of a guest's interface; empty if the
     /// policy does not say that it is.
     fn gateway_of(&self, guest: &Guest, port: &Port) -> String {
-        let gateway = port.gateway.as_ref().filter(|gateway| {
-            self.policy.routed(guest.who(), &[&port.bridge_name, &gateway.name]).is_some()
-        });
+        let is_routed = routed_number(&self.policy, guest.who(), port).is_some();
+        let gateway = port.gateway.as_ref().filter(|_| is_routed);
         gateway.map(|gateway| format_mac(&gateway.mac)).unwrap_or_default()
     }
 

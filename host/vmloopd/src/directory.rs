@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use vmloop_abi::message::{Address, DirectoryEntry, TAG_MAX};
+use vmloop_abi::shm::VMLOOP_PEER_IPS;
 
 use crate::links::Port;
 use crate::policy::{Policy, Who};
@@ -78,9 +79,9 @@ fn claim<K: std::hash::Hash + Eq>(
 
 /// The policy's number for guests between which the host routes, if this
 /// interface is of them.
-fn routed_number(policy: &Policy, member: &Member, port: &Port) -> Option<usize> {
+pub fn routed_number(policy: &Policy, who: Who<'_>, port: &Port) -> Option<usize> {
     let gateway = port.gateway.as_ref()?;
-    policy.routed(member.who(), &[&port.bridge_name, &gateway.name])
+    policy.routed(who, &[&port.bridge_name, &gateway.name])
 }
 
 /// Addresses that mean something in one network only.
@@ -109,7 +110,7 @@ impl<'a> View<'a> {
             for (mac, port) in &member.nics {
                 let Some(port) = port else { continue };
                 macs.entry((port.bridge, port.vlan, *mac)).or_insert(index);
-                let number = routed_number(policy, member, port);
+                let number = routed_number(policy, member.who(), port);
                 for (address, first) in &member.addresses {
                     if address.mac != *mac
                         || !is_usable(address.ip)
@@ -161,21 +162,24 @@ impl<'a> View<'a> {
     /// Whether the policy says that the host routes between two interfaces, and
     /// the modules of both guests know what that means.
     fn is_routed(&self, a: (&Member, &Port), b: (&Member, &Port)) -> bool {
-        let number = |(member, port): (&Member, &Port)| routed_number(self.policy, member, port);
+        let number =
+            |(member, port): (&Member, &Port)| routed_number(self.policy, member.who(), port);
         a.0.routes && b.0.routes && number(a).is_some() && number(a) == number(b)
     }
 
-    /// Addresses of an interface by which others reach it through the host.
+    /// Addresses of an interface by which others reach it through the host; no
+    /// more than an entry has room for, as all must know the same.
     fn routed_ips(&self, of: usize, nic: usize) -> Vec<Address> {
         let member = &self.members[of];
         let (mac, port) = &member.nics[nic];
-        let number = port.as_ref().and_then(|port| routed_number(self.policy, member, port));
+        let number = port.as_ref().and_then(|port| routed_number(self.policy, member.who(), port));
         let Some(number) = number else { return Vec::new() };
         let mine = |address: &Address| {
             address.mac == *mac
                 && self.routed.get(&(number, address.ip)).is_some_and(|claim| claim.1 == of)
         };
-        member.addresses.iter().map(|(address, _)| *address).filter(mine).collect()
+        let all = member.addresses.iter().map(|(address, _)| *address);
+        all.filter(mine).take(VMLOOP_PEER_IPS).collect()
     }
 
     /// What a member is told of its own interfaces that the host routes for.
@@ -184,7 +188,7 @@ impl<'a> View<'a> {
         let mut entries = Vec::new();
         for (nic, (mac, port)) in member.nics.iter().enumerate() {
             let Some(port) = port else { continue };
-            if !member.routes || routed_number(self.policy, member, port).is_none() {
+            if !member.routes || routed_number(self.policy, member.who(), port).is_none() {
                 continue;
             }
             entries.push(DirectoryEntry {
@@ -264,7 +268,7 @@ impl<'a> View<'a> {
         let mut disputed = Vec::new();
         for (mac, port) in &member.nics {
             let Some(port) = port else { continue };
-            let number = routed_number(self.policy, member, port);
+            let number = routed_number(self.policy, member.who(), port);
             for (address, _) in member.addresses.iter().filter(|(one, _)| one.mac == *mac) {
                 let here = self.ips.get(&(port.bridge, port.vlan, address.ip));
                 let routed = number.and_then(|number| self.routed.get(&(number, address.ip)));
@@ -536,6 +540,13 @@ mod tests {
         // Its own view is that of the others.
         let own = view.directory(2, &no_tag).pop().expect("its own");
         assert_eq!((own.id, ips(&own)), (3, vec!["10.0.0.3".to_owned()]));
+
+        // One entry has room for eight.
+        for last in 100..110 {
+            advertise(&mut members[0], &format!("10.0.0.{last}"), 50);
+        }
+        let own = directory(&members, ROUTED, 0).pop().expect("its own");
+        assert_eq!((own.id, own.ips.len()), (1, 8));
 
         let pinned = format!("{ROUTED}[[guest]]\nmatch = 'g2'\nallow_ips = ['10.0.0.99']\n");
         let entries = directory(&members, &pinned, 0);

@@ -441,6 +441,11 @@ impl Policy {
             .is_none_or(|list| list.iter().any(|prefix| prefix.contains(ip)))
     }
 
+    /// Whether there is any `[[routed]]`.
+    pub fn routes(&self) -> bool {
+        !self.routed.is_empty()
+    }
+
     /// Which `[[routed]]` an interface of a guest belongs to: the first with the
     /// guest and with one of the names that its place in the host has. Two are
     /// routed if it is the same.
