@@ -530,7 +530,8 @@ mod tests {
         members[1].routed.pop();
         // The third claims what the second has.
         advertise(&mut members[2], "10.0.0.2", 99);
-        let policy = Policy::parse(ROUTED, "p").expect("a policy");
+        let policy = ROUTED.replace("fd00::/16", "::/0");
+        let policy = Policy::parse(&policy, "p").expect("a policy");
         let view = View::new(&members, &policy);
         let entries = view.directory(0, &no_tag);
         let of = |id| ips(entries.iter().find(|entry| entry.id == id).expect("an entry"));

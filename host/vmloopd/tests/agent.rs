@@ -9,6 +9,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use fake::{Modules, Qemu, wait};
 use serde_json::Value;
@@ -70,6 +71,9 @@ fn routed_network() -> Links {
     ])
 }
 
+/// Network to which the host of one test sends 10.7.0.0/16.
+static NETWORK_7: AtomicU32 = AtomicU32::new(1);
+
 /// What that host sends where: 10.N.0.0/16 and fd00:N::/32 to network N, but its
 /// own address there, and all else to its uplink.
 fn route(ip: IpAddr) -> Option<u32> {
@@ -82,6 +86,7 @@ fn route(ip: IpAddr) -> Option<u32> {
     };
     match network {
         _ if own => None,
+        7 => Some(100 + NETWORK_7.load(Ordering::Relaxed)),
         1 | 2 => Some(100 + network),
         5 => Some(5),
         _ => Some(999),
@@ -675,13 +680,28 @@ fn routed_addresses_of_two_guests() {
     wait("another owner", || of(&mut a, id_d, &["10.2.0.13", "10.2.0.14"]));
     assert!(of(&mut a, id_c, &[]));
 
+    // The host's routes change.
+    c.advertise(&[ip("10.7.0.3")]);
+    d.advertise(&[ip("10.2.0.14")]);
+    wait("none", || of(&mut a, id_d, &["10.2.0.14"]) && of(&mut a, id_c, &[]));
+    NETWORK_7.store(2, Ordering::Relaxed);
+    agent.send(Event::Links(routed_network()));
+    wait("an address", || of(&mut a, id_c, &["10.7.0.3"]));
+
     // Modules of an earlier version are not told, and nobody is told of them.
-    let e = Modules::begin(&all[3], 56, 0);
-    wait("an end", || {
-        a.hear();
-        told(&a, id_e).is_none()
+    let mut e = Modules::begin(&all[3], 56, 0);
+    e.advertise(&[ip("10.5.0.2")]);
+    wait("it to be known", || {
+        e.hear();
+        let guests = agent.list(Request::List).guests;
+        let known = guests.iter().find(|guest| guest.name == "g5");
+        e.generation > 0 && known.is_some_and(|guest| guest.ips == ["10.5.0.2/24"])
     });
-    drop(e);
+    // What comes after it has been heard by all.
+    c.advertise(&[ip("10.2.0.15")]);
+    wait("news", || of(&mut a, id_c, &["10.2.0.15"]));
+    e.hear();
+    assert!(told(&a, id_e).is_none() && e.directory.is_empty());
 }
 
 #[test]
