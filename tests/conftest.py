@@ -18,6 +18,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kinds", default="kvm", metavar="KIND,...", help="kinds of host to boot: kvm, xen  [%(default)s]"
     )
+    parser.addoption(
+        "--destroys",
+        type=int,
+        default=1,
+        metavar="N",
+        help="destroy each side of a channel on Xen N times  [%(default)s]",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
