@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
 
-pytest_plugins = ["vmlab.pytest_plugin"]
+pytest_plugins = ["vmlab.pytest_plugin", "pytester"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -17,6 +17,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--kinds", default="kvm", metavar="KIND,...", help="kinds of host to boot: kvm, xen  [%(default)s]"
+    )
+    parser.addoption(
+        "--destroys",
+        type=int,
+        default=1,
+        metavar="N",
+        help="destroy each side of a channel on Xen N times  [%(default)s]",
     )
 
 

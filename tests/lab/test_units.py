@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 from vmlab import VmlabError, accel, kernels, paths
-from vmlab.console import DETECTORS, ConsoleWatch, scan
-from vmlab.kinds import find_kind
+from vmlab.console import DETECTORS, ConsoleWatch, interrupted_twice, scan
+from vmlab.kinds import Outer, find_kind
 from vmlab.lab import start_time
 from vmlab.protocol import (
     MAX_PAYLOAD,
@@ -96,6 +96,75 @@ def test_watch_reports_each_line_once_and_waits_for_its_end(tmp_path):
     assert len(watch.check(files)) == 1
 
 
+TWICE = """\
+[  192.886236]  common_interrupt+0xf/0xa0
+[  192.886250]  asm_common_interrupt+0x22/0x40
+[  192.886261] RIP: 0010:irq_entries_start+0x98/0x660
+[  192.886288] Code: 00 cc 6a 2e e9 39 0b 00 00 cc <6a> 33 e9 11 0b 00 00 cc
+[  192.886294] RSP: 0000:fffffe0000002fd8 EFLAGS: 00000006
+[  192.886301] RAX: aa0e81e34c6de91d RBX: 00007ffc5b6f6860 RCX: 9e3779b97f4a7c15
+"""
+"""Of a console: the same interrupt, on the first instruction of its own entry."""
+
+
+def test_an_interrupt_delivered_twice_is_known():
+    assert interrupted_twice(TWICE)
+    assert interrupted_twice(TWICE.replace("irq_entries_start", "asm_sysvec_apic_timer_interrupt"))
+
+
+@pytest.mark.parametrize(
+    ("was", "ordinary"),
+    [
+        ("EFLAGS: 00000006", "EFLAGS: 00000206"),  # interrupts were enabled
+        ("RIP: 0010:irq_entries_start", "RIP: 0010:_raw_spin_unlock_irqrestore"),
+        ("asm_common_interrupt+", "asm_exc_page_fault+"),  # a fault may come at any time
+    ],
+)
+def test_an_ordinary_trace_is_no_interrupt_delivered_twice(was, ordinary):
+    assert not interrupted_twice(TWICE.replace(was, ordinary))
+
+
+PLUGIN = """
+from types import SimpleNamespace
+import pytest
+from vmlab import pytest_plugin
+from vmlab.console import Finding
+
+TRACE = {trace!r}
+USES = []
+
+def get(pool, options):
+    USES.append(1)
+    found = [Finding("g1", "bug", "BUG: x")] if len(USES) <= {bad} else []
+    return SimpleNamespace(
+        findings=lambda: found,
+        keep_evidence=lambda name: "nowhere",
+        running=True,
+        machine=lambda name: SimpleNamespace(console_text=lambda: TRACE),
+    )
+
+@pytest.fixture(autouse=True)
+def no_machines(monkeypatch):
+    monkeypatch.setattr(pytest_plugin.LabPool, "get", get)
+"""
+
+
+@pytest.mark.parametrize(
+    ("trace", "bad", "outcome"),
+    [
+        (TWICE, 1, {"passed": 2}),
+        (TWICE, 2, {"passed": 2, "errors": 1}),  # once more, and not again
+        ("BUG: x", 1, {"passed": 2, "errors": 1}),  # a kernel's own fault is its own
+    ],
+)
+def test_what_the_emulator_broke_is_repeated_once(pytester, trace, bad, outcome):
+    pytester.makeconftest(PLUGIN.format(trace=trace, bad=bad))
+    pytester.makepyfile("def test_one(no_machines, lab): pass\ndef test_other(no_machines, lab): pass\n")
+    result = pytester.runpytest_inprocess("-p", "vmlab.pytest_plugin", "-p", "no:cacheprovider")
+    result.assert_outcomes(**outcome)
+    assert ("test_one was repeated: the emulator" in result.stdout.str()) == (trace == TWICE)
+
+
 def test_frames_survive_any_cut():
     data = frame(1, Frame.OUT, b"x" * 100) + frame(2, Frame.EXIT, number(7)) + frame(3, Frame.EOF)
     for size in (1, 3, 11, 12, 13, 50, len(data)):
@@ -154,10 +223,23 @@ def test_xen_guest_config(tmp_path):
     values: dict[str, object] = {}
     exec(text, values)  # xl's syntax and Python's are the same here
     assert values["type"] == "pvh"
-    assert values["vif"] == ["mac=52:54:00:77:00:01,bridge=br0,script=/run/vmlab/g1/vif"]
+    assert values["vif"] == ["mac=52:54:00:77:00:01,bridge=br0,vifname=tap-g1,script=/run/vmlab/g1/vif"]
     assert "console=hvc0" in str(values["cmdline"])
     assert values["cpus"] == "all,^0"
     assert values["maxvcpus"] == 2
+
+
+@pytest.mark.parametrize(("machine", "cpus"), [("pv", "1"), ("pvh", "2")])
+def test_virtual_time_has_one_line_of_time(tmp_path, monkeypatch, machine, cpus):
+    """And one CPU, but for guests that stay off CPU 0."""
+    monkeypatch.setattr("vmlab.xen.packages", lambda: tmp_path)
+    monkeypatch.setattr(kernels, "build_initramfs", lambda *_: tmp_path)
+    kernel = kernels.Kernel("6.1", "6.1.0", tmp_path, tmp_path)
+    outer = Outer("lab", kernel, tmp_path, tmp_path, tmp_path, 4096, "tcg", True, machine)
+    words = find_kind("xen").outer_command(outer)
+    assert words[words.index("-icount") + 1] == "shift=1,sleep=off"
+    assert words[words.index("-accel") + 1] == "tcg,thread=single"
+    assert words[words.index("-smp") + 1] == cpus
 
 
 def test_who_a_hypervisor_speaks_of():
