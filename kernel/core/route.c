@@ -11,6 +11,7 @@
  * happen under the core mutex; the data path reads the hash under RCU.
  */
 #include <linux/jhash.h>
+#include <linux/jiffies.h>
 #include <linux/rculist.h>
 
 #include "core.h"
@@ -52,7 +53,8 @@ static bool matches(const struct vmloop_route *route, const u8 *local_mac,
 
 static bool has_settled(const struct vmloop_route *route)
 {
-	return time_after_eq(jiffies, route->since + SETTLE_TIME);
+	/* 64 bits: it may be there for longer than jiffies count. */
+	return time_after_eq64(get_jiffies_64(), route->since + SETTLE_TIME);
 }
 
 static const struct vmloop_route *ours(const u8 *local_mac, u8 family,
@@ -128,8 +130,8 @@ bool vmloop_route_is_known(const u8 *local_mac, u8 family, const void *ip)
 EXPORT_SYMBOL_GPL(vmloop_route_is_known);
 
 /* When an address was first named, as far as its interface was known. */
-static unsigned long since(const struct vmloop_interface *old,
-			   const struct vmloop_msg_address *ip)
+static u64 since(const struct vmloop_interface *old,
+		 const struct vmloop_msg_address *ip)
 {
 	unsigned int i;
 
@@ -137,7 +139,7 @@ static unsigned long since(const struct vmloop_interface *old,
 		if (old->route[i].interface && old->ip[i].family == ip->family &&
 		    !memcmp(old->ip[i].ip, ip->ip, ip_size(ip->family)))
 			return old->route[i].since;
-	return jiffies;
+	return get_jiffies_64();
 }
 
 /**

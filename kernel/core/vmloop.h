@@ -208,7 +208,7 @@ void vmloop_peer_want(struct vmloop_peer *peer);
 struct vmloop_route {
 	struct vmloop_interface *interface;
 	const struct vmloop_msg_address *ip;
-	unsigned long since;
+	u64 since;
 	struct hlist_node node;
 };
 
