@@ -4,7 +4,6 @@
 g1 10.77.0.11, .111 -- br0 10.77.0.1 | host, routing | br4 10.77.4.1 -- r4 10.77.4.N, .111
 """
 
-import json
 import re
 import struct
 import time
@@ -76,12 +75,6 @@ def r4(lab, net, g1):
             g1.run(f"ip addr del {cidr} dev eth0", check=False)
 
 
-def channels(guest):
-    """Tags of the channel devices that a guest has."""
-    found = json.loads(guest.run([f"{HERE}/shm", "list"]).out)
-    return [one["tag"] for one in found if one["kind"] == 1]
-
-
 def sent(net, guest, peer):
     return net.peers(guest)[peer.name]["tx_frames"]
 
@@ -121,12 +114,12 @@ def packet(source, target, from_ip, to_ip):
 def test_guests_in_two_subnets(net, g1, g2, r4):
     """One channel carries both families and all addresses; what is seen is what a router would make of it."""
     # By itself the network keeps them apart, and the host routes.
-    assert "r4" not in net.peers(g1) and not channels(r4)
+    assert "r4" not in net.peers(g1) and not net.channel_count(r4)
     g1.run(f"ping -c 2 -W 5 -i 0.2 -q {r4.ip}")
-    assert "r4" not in net.peers(g1) and not channels(r4)
+    assert "r4" not in net.peers(g1) and not net.channel_count(r4)
 
     go_routed(net, g1, r4)
-    assert len(channels(r4)) == 1, "one channel, whatever the addresses"
+    assert net.channel_count(r4) == 1, "one channel, whatever the addresses"
     with net.serving(r4, f"{HERE}/pattern", "serve", PORT):
         for family in ("ip", "ip6"):
             for n in (0, 1):
@@ -165,10 +158,11 @@ def test_guests_in_two_subnets(net, g1, g2, r4):
     # Without the policy the channel goes, and the traffic does not.
     net.set_policy(POLICY)
     net.wait_state(g1, r4, "gone")
-    until(lambda: not channels(r4), 10 * net.slow, "the channel is unplugged")
+    until(lambda: not net.channel_count(r4), 10 * net.slow, "the channel is unplugged")
     g1.run(f"ping -c 2 -W 5 -i 0.2 -q {r4.ip}")
 
 
+@pytest.mark.kvm_only
 def test_forged_addresses(net, g1, g2, r4):
     """A peer sends from its own addresses only, and to ours only; the rest is dropped and counted."""
     go_routed(net, g1, r4)
@@ -225,7 +219,8 @@ def test_address_removed_under_load(net, g1, r4):
         f" add rule ip routed c ip daddr {ip} counter'"
     )
     try:
-        with net.transfer(g1, r4) as transfer, g1.popen(f"ping -i 0.01 -q {ip}") as load:
+        # As much as fits the ring at any time: what does not takes the standard network.
+        with net.transfer(g1, r4, rate=10) as transfer, g1.popen(f"ping -i 0.01 -q {ip}") as load:
             transfer.wait_bytes(20_000_000)
             assert by_host() == 0, "the address does not use the channel: the test shows nothing"
 
@@ -241,14 +236,14 @@ def test_address_removed_under_load(net, g1, r4):
 
             before = net.channel_bytes(g1, r4)
             transfer.wait_bytes(20_000_000)
-            assert net.channel_bytes(g1, r4) - before >= 18_000_000, "the other address does not use the channel"
+            assert net.channel_bytes(g1, r4) - before >= 10_000_000, "the other address does not use the channel"
 
             change(r4, "add", cidr)
             wait_channel(net, g1, r4, ip)
             passed = by_host()
             transfer.wait_bytes(20_000_000)
             assert load.poll() is None and by_host() == passed, "packets to the address pass the host"
-            assert net.peers(g1)["r4"].tag == tag and len(channels(r4)) == 1
+            assert net.peers(g1)["r4"].tag == tag and net.channel_count(r4) == 1
             longest = transfer.finish()
         assert longest < 1.0 * net.slow, f"nothing arrived for {longest:.3f} s"
     finally:
