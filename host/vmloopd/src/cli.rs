@@ -16,7 +16,7 @@ use crate::config::{Config, GuestConfig};
 use crate::counters::Counters;
 use crate::policy::Policy;
 use crate::xen::store::Store;
-use crate::{links, machine, metrics, server, watch, xen};
+use crate::{links, machine, metrics, routes, server, watch, xen};
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -166,6 +166,7 @@ async fn main(config: Config, hypervisor: Hypervisor) -> anyhow::Result<()> {
             policy: config.policy.clone(),
             state: config.state_dir.join("guests.json"),
             taps: machine::taps,
+            route: routes::interface_to,
             xen: store.clone(),
         },
         counters,

@@ -567,6 +567,8 @@ mod tests {
             epoch: 1,
             tag: 0,
             tagged: false,
+            keep: false,
+            gateway: None,
             local_mac: [1; 6],
             mac: [2; 6],
             mtu: 1500,

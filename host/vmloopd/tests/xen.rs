@@ -4,6 +4,7 @@
 
 mod xenstore;
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -42,6 +43,15 @@ fn network() -> Links {
     Links::new(first.chain(second).chain([(100, bridge("xenbr0")), (101, bridge("xenbr1"))]))
 }
 
+/// Index of the interface by which this dom0 sends: interface M of domain N has
+/// 10.1M.0.N, and there is no bridge on the way.
+fn route(ip: IpAddr) -> Option<u32> {
+    match ip {
+        IpAddr::V4(ip) if ip.octets()[..3] == [10, 10, 0] => Some(ip.octets()[3].into()),
+        _ => None,
+    }
+}
+
 impl Agent {
     fn start(directory: &Path, xenstored: &Xenstored) -> Self {
         let runtime = Runtime::new().expect("a runtime");
@@ -53,6 +63,7 @@ impl Agent {
             policy: directory.join("policy.toml"),
             state: directory.join("guests.json"),
             taps: |_| Vec::new(),
+            route,
             xen: Some(store.clone()),
         };
         let (broker, events, inbox) =
@@ -870,4 +881,55 @@ fn an_agent_that_ends() {
     b.work();
     assert_eq!(a.peer(2).map(|peer| peer.1), Some(tag));
     assert_eq!((a.channels.len(), b.channels.len()), (1, 1));
+}
+
+#[test]
+fn domains_that_dom0_routes_between() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    for domain in 1..=2 {
+        store.create(domain, &format!("g{domain}"));
+    }
+    let agent = Agent::start(directory.path(), &store);
+    // As vif-route leaves them: in no bridge, each with the address of all.
+    let vif = |domain: u32| {
+        let mac = [0xfe, 0xff, 0xff, 0xff, 0xff, 0xff];
+        let vif = Link { name: format!("vif{domain}.0"), mtu: 1500, up: true, ..Link::default() };
+        (domain, Link { mac, ..vif })
+    };
+    agent.send(Event::Links(Links::new((1..10).map(vif))));
+    let (mut a, mut b) = (Modules::load(&store, 1, 0x11), Modules::load(&store, 2, 0x22));
+    for modules in [&a, &b] {
+        let domain = modules.domain;
+        let good = format!("{} 10.10.0.{domain}/32", mac(domain, 0));
+        let other = format!("{} 10.10.0.9/32", mac(domain, 0));
+        modules.advertise(&[&good, &other]);
+    }
+    wait("an agent", || a.agent().is_some() && b.agent().is_some());
+    assert!(a.peers().is_empty() && b.peers().is_empty());
+
+    let policy = "[[routed]]\nname = 'x'\nmembers = ['g*']\nallow_ips = ['10.10.0.0/24']\n";
+    agent.policy(directory.path(), policy);
+    let told = |modules: &Modules<'_>, peer: u32| modules.told(&format!("peer/{peer}/interface/0"));
+    let entry = |of: u32, peer: u32, ips: &str| {
+        Some(format!("{} {} 2 1500 fe:ff:ff:ff:ff:ff{ips}", mac(of, 0), mac(peer, 0)))
+    };
+    wait("the peer, and its own", || {
+        told(&a, 2) == entry(1, 2, " 10.10.0.2/32") && told(&a, 1) == entry(1, 1, " 10.10.0.1/32")
+    });
+    let tag = link(&agent, &mut a, &mut b);
+
+    // An address that is taken away leaves the channel as it is.
+    b.advertise(&[]);
+    wait("no address", || told(&a, 2) == entry(1, 2, "") && told(&b, 2) == entry(2, 2, ""));
+    assert_eq!(a.peer(2).map(|peer| peer.1), Some(tag));
+    b.advertise(&[&format!("{} 10.10.0.2/32", mac(2, 0))]);
+    wait("an address", || told(&a, 2) == entry(1, 2, " 10.10.0.2/32"));
+
+    agent.policy(directory.path(), "");
+    wait("an end", || {
+        a.work();
+        b.work();
+        a.peers().is_empty() && b.peers().is_empty() && agent.channels() == 0
+    });
 }

@@ -137,7 +137,7 @@ const struct vmloop_path net_path = {
 	.name = "net",
 	.owner = THIS_MODULE,
 	.kind = VMLOOP_LANE_PACKET,
-	.features = VMLOOP_F_LARGE |
+	.features = VMLOOP_F_LARGE | VMLOOP_F_ROUTED |
 		    (COMPAT_GSO_UDP_L4 ? VMLOOP_F_GSO_UDP : 0),
 	.max_record = sizeof(struct vmloop_shm_frame) + VMLOOP_FRAME_MAX,
 	.lane_open = lane_open,

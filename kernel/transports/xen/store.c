@@ -252,6 +252,8 @@ static bool parse_interface(const char *at, struct vmloop_msg_peer *entry)
 		return false;
 	entry->flags = flags;
 	entry->mtu = mtu;
+	if ((flags & VMLOOP_PEER_ROUTED) && !vmloop_xen_mac(&at, entry->gateway))
+		return false;
 	while (entry->ip_count < VMLOOP_PEER_IPS &&
 	       vmloop_xen_word(&at, word, sizeof(word))) {
 		ip = &entry->ip[entry->ip_count];

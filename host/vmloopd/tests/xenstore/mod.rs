@@ -689,7 +689,7 @@ impl<'a> Modules<'a> {
         };
         // Absent at first.
         let _ = store.remove(domain, &modules.own(""));
-        modules.say("hello", &format!("1 0 {incarnation:016x} 1 0.1.0 6.12.57-amd64"));
+        modules.say("hello", &format!("1 1 {incarnation:016x} 5 0.1.0 6.12.57-amd64"));
         modules.advertise(&[&format!("{} 10.0.0.{domain}/24", mac(domain, 0))]);
         modules
     }
