@@ -242,6 +242,9 @@ struct Channel {
     ring_size: u32,
     since: Instant,
     adopted: bool,
+    /// A guest goes, or went and may be back already: if it lived short, that
+    /// is no failure.
+    parted: bool,
     commands: mpsc::UnboundedSender<channel::Command>,
 }
 
@@ -659,7 +662,8 @@ impl Broker {
         if guest.name == name {
             return;
         }
-        self.note("guest-renamed", &name, "", 0, &format!("it was {}", guest.name));
+        let before = guest.name.clone();
+        self.note("guest-renamed", &name, "", 0, &format!("it was {before}"));
         for side in self.channels.values_mut().flat_map(|channel| &mut channel.sides) {
             if side.guest == key {
                 side.name.clone_from(&name);
@@ -672,8 +676,21 @@ impl Broker {
                 self.welcome(key);
             }
         }
+        self.name_freed(&before);
         // The policy may say something else about it now.
         self.dirty = true;
+    }
+
+    /// Nobody has this name any more: the domain that wanted it can have it.
+    fn name_freed(&self, name: &str) {
+        if self.config.xen.is_none() {
+            return;
+        }
+        let wanting = |guest: &&Guest| guest.name == format!("{name}.{}", guest.machine.id);
+        if let Some(guest) = self.guests.values().find(wanting) {
+            // Fails only if its task has ended.
+            let _ = guest.handle.commands.send(Command::Rescan);
+        }
     }
 
     /// A guest will end, or be saved: its channels are closed while it can
@@ -684,9 +701,16 @@ impl Broker {
         let name = guest.name.clone();
         self.note("guest-leaving", &name, "", 0, why);
         for channel in self.channels_of(key) {
+            self.part(channel);
             self.close(channel, shm::VMLOOP_CLOSE_MIGRATION);
         }
         self.dirty = true;
+    }
+
+    fn part(&mut self, channel: ChannelKey) {
+        if let Some(channel) = self.channels.get_mut(&channel) {
+            channel.parted = true;
+        }
     }
 
     fn name_problem(&self, name: &str) -> Option<Problem> {
@@ -894,6 +918,7 @@ impl Broker {
             self.side_closed(channel, key);
         }
         self.back_off.retain(|pair, _| pair.0 != guest.machine.id && pair.1 != guest.machine.id);
+        self.name_freed(&guest.name);
         self.save();
         self.dirty = true;
     }
@@ -1065,6 +1090,7 @@ impl Broker {
             self.note("guest-away", &name, "", 0, "its modules do not answer any more");
         }
         for channel in self.channels_of(key) {
+            self.part(channel);
             self.close(channel, shm::VMLOOP_CLOSE_PEER_GONE);
             self.side_closed(channel, key);
         }
@@ -1279,6 +1305,7 @@ impl Broker {
                 ring_size: if adopted { 0 } else { self.policy.ring_size },
                 since: Instant::now(),
                 adopted,
+                parted: false,
                 commands,
             },
         );
@@ -1402,10 +1429,10 @@ impl Broker {
         let broken = channel.sides.iter().any(|side| side.state == Some(ChannelState::Broken));
         let lived = channel.since.elapsed();
         // A guest that goes and comes back is welcome at once.
-        let both_here = channel
-            .sides
-            .iter()
-            .all(|side| self.guests.get(&side.guest).is_some_and(|guest| guest.hello.is_some()));
+        let both_here = !channel.parted
+            && channel.sides.iter().all(|side| {
+                self.guests.get(&side.guest).is_some_and(|guest| guest.hello.is_some())
+            });
         let before = self.back_off.get(&pair).map_or(0, |back_off| back_off.failures);
         let failures = if broken {
             before.max(3) + 1

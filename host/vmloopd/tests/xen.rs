@@ -823,6 +823,149 @@ fn names_that_are_not_unique() {
     wait("both", || agent.list().guests.len() == 2);
     let names: Vec<String> = agent.list().guests.into_iter().map(|guest| guest.name).collect();
     assert!(names == ["twin", "twin.5"] || names == ["twin", "twin.4"], "{names:?}");
+    // The name goes to the other one when its owner is gone.
+    store.destroy(if names[1] == "twin.5" { 4 } else { 5 });
+    wait("its name", || agent.list().guests.len() == 1 && agent.state("twin") == "attached");
+}
+
+#[test]
+fn a_guest_that_is_saved_and_restored() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    let tag = link(&agent, &mut a, &mut b);
+    let epoch = a.peer(2).expect("a peer").0;
+    // The kernels end the channel between them before the guest stops.
+    store.suspend(2);
+    a.let_go(tag);
+    b.unload();
+    store.suspended();
+    wait("an end", || {
+        a.work();
+        a.peers().is_empty() && a.list("channel").is_empty() && agent.channels() == 0
+    });
+    assert!(a.channels.is_empty());
+    store.destroy(2);
+    wait("it to be gone", || agent.list().guests.len() == 1);
+
+    // All but its number is as it was.
+    store.restore(3, "g2", 2);
+    wait("it to be found", || agent.state("g2") == "attached");
+    assert!(a.peers().is_empty());
+    let mut b = Modules::load(&store, 3, 0x222);
+    b.advertise(&[&format!("{} 10.0.0.2/24", mac(2, 0))]);
+    let shown = format!("{} {} 1 1500 10.0.0.2/24", mac(1, 0), mac(2, 0));
+    wait("it, by its old address", || a.told("peer/3/interface/0").as_ref() == Some(&shown));
+    assert_eq!((a.peers(), b.peers()), (vec!["3".to_owned()], vec!["1".to_owned()]));
+    assert_ne!(a.peer(3).expect("a peer").0, epoch);
+    assert_ne!(link(&agent, &mut a, &mut b), tag);
+}
+
+#[test]
+fn a_guest_that_is_checkpointed() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    let tag = link(&agent, &mut a, &mut b);
+    let epoch = a.peer(2).expect("a peer").0;
+    store.suspend(2);
+    b.unload();
+    store.suspended();
+    // It goes on before its peer, or the agent, has done anything about it.
+    let begun = std::time::Instant::now();
+    let mut b = Modules::load(&store, 2, 0x222);
+    wait("a welcome", || b.agent().is_some() && b.peer(1).is_some_and(|peer| peer.1 == 0));
+    wait("an end", || {
+        a.work();
+        agent.channels() == 0 && a.peer(2) == Some((epoch, 0)) && a.channels.is_empty()
+    });
+    // The channel lived short, which is nobody's fault: no waiting.
+    assert_ne!(link(&agent, &mut a, &mut b), tag);
+    let took = begun.elapsed();
+    assert!(took < std::time::Duration::from_secs(2), "{took:?}");
+}
+
+#[test]
+fn a_guest_that_is_migrated_within_the_host() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    let tag = link(&agent, &mut a, &mut b);
+    store.restore(3, "g2--incoming", 2);
+    wait("it", || agent.state("g2--incoming") == "attached");
+    store.suspend(2);
+    a.let_go(tag);
+    b.unload();
+    store.suspended();
+    // The agent may hear of the second name before the first.
+    store.dom0("/local/domain/3/name", "g2");
+    wait("a name", || agent.state("g2.3") == "attached");
+    store.dom0("/local/domain/2/name", "g2--migratedaway");
+    wait("its own name", || {
+        agent.state("g2--migratedaway") == "attached" && agent.state("g2") == "attached"
+    });
+    let mut c = Modules::load(&store, 3, 0x333);
+    wait("a welcome", || c.agent().is_some());
+    store.destroy(2);
+    wait("each other", || {
+        a.work();
+        a.peers() == ["3"] && c.peers() == ["1"] && agent.channels() == 0
+    });
+    link(&agent, &mut a, &mut c);
+}
+
+#[test]
+fn a_guest_with_nodes_of_an_earlier_life() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    // What was number 2 elsewhere is 4 here, where 2 is somebody else.
+    store.create(2, "other");
+    store.restore(4, "g2", 3);
+    let stale = Modules::load(&store, 4, 0x22);
+    for peer in [1, 2] {
+        stale.say(&format!("want/{peer}"), "00000000000000aa 1");
+    }
+    for tag in [1, 2, 3] {
+        stale.say(&format!("channel/{tag}"), "offer 8 17");
+    }
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut c) = meet(&store);
+    wait("refusals", || [1, 2].iter().all(|peer| stale.refused(*peer).is_some()));
+    for peer in [1, 2] {
+        assert_eq!(stale.refused(peer).map(|(reason, _)| reason), Some(shm::VMLOOP_REFUSED_GONE));
+    }
+    assert_eq!(agent.channels(), 0);
+    // Who believes in it gets a channel that leads nowhere.
+    wait("what it seems to be", || a.peer(4).is_some());
+    a.want(4);
+    wait("a task", || a.list("channel").len() == 1);
+    a.work();
+
+    let mut b = Modules::load(&store, 4, 0x222);
+    b.advertise(&[&format!("{} 10.0.0.3/24", mac(3, 0))]);
+    wait("an end of it", || {
+        a.work();
+        b.agent().is_some() && agent.channels() == 0 && a.channels.is_empty()
+    });
+    assert!(b.list("channel").is_empty());
+    link(&agent, &mut a, &mut b);
+    // The one that has its old number is reached as itself.
+    c.want(1);
+    wait("a second channel", || {
+        a.work();
+        c.work();
+        agent.channels() == 2 && c.channels.values().any(|said| said == "up")
+    });
 }
 
 #[test]

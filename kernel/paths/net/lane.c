@@ -121,7 +121,9 @@ static void lane_close(struct vmloop_lane *lane)
 		local_bh_enable();
 	}
 	net_watch_stop(net);
-	netif_napi_del(&net->napi);
+	/* As netif_napi_del(), but for the haste: somebody may wait to be saved. */
+	__netif_napi_del(&net->napi);
+	synchronize_rcu_expedited();
 	page_pool_destroy(net->pages);
 	compat_dummy_netdev_free(net->napi_dev);
 	kfree(net);
