@@ -177,6 +177,9 @@ static void stall_timer(struct timer_list *timer)
 	if (pending)
 		mod_timer(timer, jiffies + (channel->stalled ?
 					    STALL_POLL : VMLOOP_STALL_TIME));
+	else
+		/* All is read: what the path keeps until then can go. */
+		lane->path->lane_event(lane);
 }
 
 /**

@@ -243,6 +243,39 @@ bool vmloop_ring_wait_room(struct vmloop_ring_tx *tx, u32 size)
 }
 
 /**
+ * vmloop_ring_has_read() - whether the other side has consumed up to a position
+ * @tx: the ring
+ * @position: a value that @tx->head had, no more than 2^31 bytes ago
+ *
+ * Return: true also for a broken ring: there is nothing to wait for.
+ */
+bool vmloop_ring_has_read(struct vmloop_ring_tx *tx, u32 position)
+{
+	if (tx->tail - position >= 1U << 31)
+		tx_room(tx, tx->size);
+	return tx->tail - position < 1U << 31 || tx->broken;
+}
+
+/**
+ * vmloop_ring_wait_read() - ask for a doorbell when the other side has consumed
+ * up to a position
+ * @tx: the ring
+ * @position: as for vmloop_ring_has_read(), and published
+ *
+ * There is one doorbell to ask for: this replaces what vmloop_ring_wait_room()
+ * asked for, and the other way round.
+ *
+ * Return: true if the caller may wait for the doorbell; false if the other
+ * side has already, or the ring is broken.
+ */
+bool vmloop_ring_wait_read(struct vmloop_ring_tx *tx, u32 position)
+{
+	ring_store_once(&tx->ours->tx_wake, position - 1);
+	ring_mb();						/* (D) */
+	return !vmloop_ring_has_read(tx, position);
+}
+
+/**
  * vmloop_ring_drained() - whether the other side has consumed everything
  * @tx: the ring
  *

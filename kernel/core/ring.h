@@ -23,7 +23,8 @@
  *       loading rx_wake; vmloop_ring_sleep() has one between storing rx_wake
  *       and loading tx_head: at least one of the two sees the other.
  *   (D) the same for room: vmloop_ring_consume_publish() between rx_tail and
- *       tx_wake, vmloop_ring_wait_room() between tx_wake and rx_tail.
+ *       tx_wake; vmloop_ring_wait_room() and vmloop_ring_wait_read() between
+ *       tx_wake and rx_tail.
  */
 #ifndef VMLOOP_RING_H
 #define VMLOOP_RING_H
@@ -99,6 +100,8 @@ int vmloop_ring_reserve(struct vmloop_ring_tx *tx, u32 size, u16 type, u16 info,
 void vmloop_ring_commit(struct vmloop_ring_tx *tx);
 bool vmloop_ring_publish(struct vmloop_ring_tx *tx);
 bool vmloop_ring_wait_room(struct vmloop_ring_tx *tx, u32 size);
+bool vmloop_ring_has_read(struct vmloop_ring_tx *tx, u32 position);
+bool vmloop_ring_wait_read(struct vmloop_ring_tx *tx, u32 position);
 bool vmloop_ring_drained(struct vmloop_ring_tx *tx);
 
 /* Consumer: peek, use, release; publish once for as many as there are. */

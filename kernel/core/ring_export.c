@@ -11,6 +11,8 @@ EXPORT_SYMBOL_GPL(vmloop_ring_reserve);
 EXPORT_SYMBOL_GPL(vmloop_ring_commit);
 EXPORT_SYMBOL_GPL(vmloop_ring_publish);
 EXPORT_SYMBOL_GPL(vmloop_ring_wait_room);
+EXPORT_SYMBOL_GPL(vmloop_ring_has_read);
+EXPORT_SYMBOL_GPL(vmloop_ring_wait_read);
 EXPORT_SYMBOL_GPL(vmloop_ring_peek);
 EXPORT_SYMBOL_GPL(vmloop_ring_release);
 EXPORT_SYMBOL_GPL(vmloop_ring_consume_publish);

@@ -124,9 +124,12 @@ def test_guests_in_two_subnets(net, g1, g2, r4):
         for family in ("ip", "ip6"):
             for n in (0, 1):
                 to = address(r4, n, family)
-                with net.carried(g1, r4, 149_000, 149_000):
+                with net.carried(g1, r4, 86_000, 86_000):
                     g1.run([f"{HERE}/pattern", "tcp", to, PORT, "1", "1448", "20000", "65000"], timeout=60 * net.slow)
-                    g1.run([f"{HERE}/pattern", "udp", to, PORT, "1", "1472", "1473", "60000"], timeout=60 * net.slow)
+                    if n == 0:  # a server that is bound to none answers from its first address
+                        g1.run(
+                            [f"{HERE}/pattern", "udp", to, PORT, "1", "1472", "1473", "60000"], timeout=60 * net.slow
+                        )
         with net.carried(g1, r4, 20 * 60_000, 20 * 60_000) as found:
             g1.run([f"{HERE}/pattern", "udp", r4.ip, PORT, *["60000"] * 20], timeout=60 * net.slow)
         assert found.there["tx_frames"] < 40, f"datagrams did not stay whole: {found}"
@@ -224,10 +227,13 @@ def test_address_removed_under_load(net, g1, r4):
             transfer.wait_bytes(20_000_000)
             assert by_host() == 0, "the address does not use the channel: the test shows nothing"
 
-            removed = time.monotonic()
-            change(r4, "del", cidr)
-            until(by_host, 1.0 * net.slow, "packets to the address pass the host")
-            took = time.monotonic() - removed
+            # A program that already runs there: to start one takes a good part of the second.
+            watch = ["tcpdump", "-i", "br4", "-n", "-l", "--immediate-mode", "-c", "1", f"icmp and dst {ip}"]
+            with net.serving(net.host, *watch, ready="listening on") as passes:
+                removed = time.monotonic()
+                change(r4, "del", cidr)
+                passes.wait(10 * net.slow)
+                took = time.monotonic() - removed
             # The channel has none of them any more: r4 would drop and count them.
             dropped, passed = net.peers(r4)["g1"]["drop_destination"], by_host()
             until(lambda: by_host() > passed + 20, 10 * net.slow, "more packets pass the host")

@@ -238,6 +238,8 @@ static bool step(void)
 	case 4:
 		said = vmloop_ring_drained(tx);
 		MUST(said || !tx->broken);
+		said = vmloop_ring_wait_read(tx, tx->published);
+		MUST(!said || !tx->broken);
 		break;
 	case 5:
 		call_peek();

@@ -147,6 +147,10 @@ MUTANTS = [
         "tx_room(tx, tx->size) + 16 >= tx->size",
     ),
     Mutant("drained: never when broken", " == tx->size || tx->broken;", " == tx->size;"),
+    Mutant("wait_read: a record early", "tx_wake, position - 1)", "tx_wake, position - 17)"),
+    Mutant("wait_read: a record late", "tx_wake, position - 1)", "tx_wake, position)"),
+    Mutant("has_read: does not look", "\t\ttx_room(tx, tx->size);\n", "\t\t;\n"),
+    Mutant("has_read: never when broken", "< 1U << 31 || tx->broken;", "< 1U << 31;"),
     # What the producer may say
     Mutant("head: anything goes", "head - rx->tail > rx->size - (rx->tail - rx->published) ||", "0 ||"),
     Mutant("head: over what was not given back", "> rx->size - (rx->tail - rx->published)", "> rx->size"),
@@ -193,6 +197,12 @@ MUTANTS = [
         "barrier D of wait_room",
         f"{FULL}\t\t\t\t\t\t/* (D) */\n\treturn tx_room",
         f"{NONE}\n\treturn tx_room",
+        "stress",
+    ),
+    Mutant(
+        "barrier D of wait_read",
+        f"{FULL}\t\t\t\t\t\t/* (D) */\n\treturn !vmloop_ring_has_read",
+        f"{NONE}\n\treturn !vmloop_ring_has_read",
         "stress",
     ),
     Mutant(

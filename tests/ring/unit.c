@@ -751,6 +751,47 @@ static void test_wait_room_pad(void)
 	everywhere(body_wait_room_pad);
 }
 
+/* Some records, a wait for each of their ends: one bell, when that is consumed. */
+static void body_wait_read(void)
+{
+	const u32 count = 10;
+
+	for (u32 wanted = 0; wanted < count; wanted++) {
+		u32 position = tx.head;
+
+		for (u32 i = 0; i < count; i++) {
+			CHECK(put(i, 40) == 0);
+			if (i == wanted)
+				position = tx.head;
+		}
+		vmloop_ring_publish(&tx);
+		CHECK(!vmloop_ring_has_read(&tx, position));
+		CHECK(vmloop_ring_wait_read(&tx, position));
+		for (u32 i = 0; i < count; i++) {
+			tap_note("ring %u, start %#x, %u read, waiting for %u", size, start,
+				 i, wanted);
+			get(i, 40);
+			/* Released, but not given back: not read as far as we know. */
+			CHECK(vmloop_ring_has_read(&tx, position) == (i > wanted));
+			CHECK(vmloop_ring_consume_publish(&rx) == (i == wanted));
+			CHECK(vmloop_ring_has_read(&tx, position) == (i >= wanted));
+		}
+		CHECK(!vmloop_ring_wait_read(&tx, position));
+	}
+	/* Nothing is waited for once the ring is broken. */
+	CHECK(put(0, 40) == 0);
+	vmloop_ring_publish(&tx);
+	CHECK(vmloop_ring_wait_read(&tx, tx.head));
+	consumer.consumer->rx_tail = tx.head + 16;
+	CHECK(!vmloop_ring_wait_read(&tx, tx.head) && tx.broken);
+	CHECK(vmloop_ring_has_read(&tx, tx.head + 1024));
+}
+
+static void test_wait_read(void)
+{
+	everywhere(body_wait_read);
+}
+
 static void body_no_wait(void)
 {
 	u32 max = vmloop_ring_max_record(size);
@@ -1124,6 +1165,7 @@ static const struct tap_test tests[] = {
 	{ "watch", test_watch },
 	{ "wait for room", test_wait_room },
 	{ "wait for room, padding included", test_wait_room_pad },
+	{ "wait until it is read", test_wait_read },
 	{ "no wait for room", test_no_wait },
 	{ "hostile: tail", test_bad_tail },
 	{ "hostile: tail when full", test_bad_tail_when_full },

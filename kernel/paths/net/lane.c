@@ -24,10 +24,13 @@ static int poll(struct napi_struct *napi, int budget)
 		return 0;
 	}
 
-	if (unlikely(vmloop_lane_stalled(lane)))
+	if (unlikely(vmloop_lane_stalled(lane))) {
 		net_tx_flush(net);
-	else
+		net_held_release(net);
+	} else {
 		net_tx_waiting(net);
+		net_held_look(net);
+	}
 
 	work = net_rx(net, budget);
 	if (work)
@@ -52,6 +55,7 @@ static int lane_open(struct vmloop_lane *lane)
 		return -ENOMEM;
 	net->lane = lane;
 	__skb_queue_head_init(&net->waiting);
+	__skb_queue_head_init(&net->held);
 
 	net->napi_dev = compat_dummy_netdev();
 	if (!net->napi_dev)
@@ -106,6 +110,7 @@ static void lane_down(struct vmloop_lane *lane)
 	net->down = true;
 	spin_unlock_bh(&lane->tx_lock);
 	net_tx_flush(net);
+	net_held_release(net);
 }
 
 static void lane_close(struct vmloop_lane *lane)

@@ -7,6 +7,7 @@
  *
  *   nic.c    interfaces that we stand at: hook, counters
  *   tx.c     a frame leaves: into the ring, the queue, or past us
+ *   held.c   a datagram stays its sender's until the peer has read it
  *   hop.c    the hop over the host that a routed packet does not make
  *   large.c  datagrams larger than the MTU are let through whole
  *   lane.c   a lane's NAPI: rings drained both ways
@@ -69,6 +70,11 @@ struct net_counters {
  * @pages: memory for large frames, recycled
  * @waiting: frames that wait for room, in order; under the lane's tx_lock
  * @waiting_bytes: their bytes; under the lane's tx_lock
+ * @held: datagrams that the peer has not read yet; under the lane's tx_lock
+ * @held_pressing: one of their senders needs them back; under the lane's tx_lock
+ * @held_asked: the peer rings when it has read to @held_wake; under the lane's
+ *	tx_lock
+ * @held_wake: a position in the ring; under the lane's tx_lock
  * @up: consume; set before producers find the lane
  * @down: nothing waits any more: frames go past us; under the lane's tx_lock
  * @watcher: thread that looks at the ring while it is expected to fill
@@ -79,6 +85,8 @@ struct net_counters {
  *	looking
  * @bell_ns: what ringing the peer costs, a moving average in ns
  * @window: how long the watcher looks after the last record, in ns; by @napi
+ * @misses: looks in a row that found nothing; by @watcher, and @napi when that sleeps
+ * @rest_until: no looks before then, in jiffies; by the same
  * @idle_since: when @napi last went to sleep, in ns; by @napi
  * @closing: @napi is disabled, and the ring is read for the last time
  */
@@ -89,6 +97,10 @@ struct net_lane {
 	struct page_pool *pages;
 	struct sk_buff_head waiting;
 	unsigned int waiting_bytes;
+	struct sk_buff_head held;
+	bool held_pressing;
+	bool held_asked;
+	u32 held_wake;
 	bool up;
 	bool down;
 	struct task_struct *watcher;
@@ -98,6 +110,8 @@ struct net_lane {
 	struct hrtimer timer;
 	u32 bell_ns;
 	u32 window;
+	unsigned int misses;
+	unsigned long rest_until;
 	u64 idle_since;
 	bool closing;
 };
@@ -115,6 +129,11 @@ unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb);
 void net_tx_waiting(struct net_lane *net);
 void net_tx_flush(struct net_lane *net);
 bool net_tx_is_possible(const struct sk_buff *skb);
+
+/* held.c; bottom halves off */
+void net_hold(struct net_lane *net, struct sk_buff *skb, u32 position);
+void net_held_look(struct net_lane *net);
+void net_held_release(struct net_lane *net);
 
 /* rx.c; NAPI */
 int net_rx(struct net_lane *net, int budget);

@@ -13,8 +13,12 @@
 #include "net.h"
 #include "compat.h"
 
-/* Frames up to this size are copied whole into an skb's linear part. */
-#define SMALL_FRAME	1024
+/*
+ * Frames up to this size are copied whole into an skb's linear part: those of
+ * an ordinary MTU, of which a socket's buffer would hold only a few if each
+ * were charged a block of pages.
+ */
+#define SMALL_FRAME	1600
 
 /* Bytes of a larger frame that go there: all headers that are parsed. */
 #define LINEAR_PART	192

@@ -119,17 +119,20 @@ static int write_frame(struct vmloop_lane *lane, const struct sk_buff *skb)
 	return 0;
 }
 
-/* The frame is in the ring: what its interface's driver would do now. */
-static void sent(struct net_nic *nic, struct vmloop_lane *lane,
-		 struct sk_buff *skb)
+/*
+ * The frame is in the ring, its record ends at @position: what its interface's
+ * driver would do now.
+ */
+static void sent(struct net_nic *nic, struct net_lane *net,
+		 struct sk_buff *skb, u32 position)
 {
 	if (compat_nit_active(skb->dev))
 		dev_queue_xmit_nit(skb, skb->dev);
 	skb_tx_timestamp(skb);
 	if (nic)
 		net_nic_count_tx(nic, skb->len);
-	vmloop_count_frame(lane->peer, VMLOOP_TX_FRAMES, skb->len);
-	consume_skb(skb);
+	vmloop_count_frame(net->lane->peer, VMLOOP_TX_FRAMES, skb->len);
+	net_hold(net, skb, position);
 }
 
 static bool may_wait(const struct net_lane *net, const struct sk_buff *skb)
@@ -144,6 +147,15 @@ static void wait(struct net_lane *net, struct sk_buff *skb)
 	skb_dst_force(skb);
 	net->waiting_bytes += skb->len;
 	__skb_queue_tail(&net->waiting, skb);
+}
+
+/* Asks for a doorbell when @skb has room, in place of one for held.c. */
+static bool wait_room(struct net_lane *net, const struct sk_buff *skb)
+{
+	net->held_asked = false;
+	return vmloop_ring_wait_room(&net->lane->tx,
+				     sizeof(struct vmloop_shm_frame) +
+					     skb->len);
 }
 
 /*
@@ -176,9 +188,7 @@ static bool take(struct net_lane *net, struct sk_buff *skb, bool *bell,
 	wait(net, skb);
 	*queued = true;
 	/* The first one asks for the doorbell that lets all of them go on. */
-	if (skb_queue_len(&net->waiting) == 1 &&
-	    !vmloop_ring_wait_room(&lane->tx, sizeof(struct vmloop_shm_frame) +
-						      skb->len))
+	if (skb_queue_len(&net->waiting) == 1 && !wait_room(net, skb))
 		napi_schedule(&net->napi);
 	return true;
 }
@@ -233,6 +243,7 @@ unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb)
 	struct net_lane *net;
 	bool bell, queued;
 	struct ethhdr *eth;
+	u32 position;
 	bool taken;
 
 	if (!pskb_may_pull(skb, ETH_HLEN))
@@ -256,6 +267,7 @@ unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb)
 	net = lane->priv;
 	spin_lock(&lane->tx_lock);
 	taken = take(net, skb, &bell, &queued);
+	position = lane->tx.head;
 	spin_unlock(&lane->tx_lock);
 	if (!taken)
 		goto past;
@@ -267,7 +279,7 @@ unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb)
 		vmloop_count(lane->peer, VMLOOP_TX_QUEUED, 1);
 		vmloop_count(lane->peer, VMLOOP_TX_FULL, 1);
 	} else {
-		sent(nic, lane, skb);
+		sent(nic, net, skb, position);
 	}
 	return NF_STOLEN;
 
@@ -293,6 +305,7 @@ void net_tx_waiting(struct net_lane *net)
 	struct sk_buff_head done;
 	bool bell = false;
 	struct sk_buff *skb;
+	u32 position;
 	int err;
 
 	/* Unlocked look: who queues one, or makes room, schedules us again. */
@@ -306,9 +319,7 @@ void net_tx_waiting(struct net_lane *net)
 		if (err == -EAGAIN) {
 			/* Nothing may be held back while we wait. */
 			bell |= vmloop_ring_publish(&lane->tx);
-			if (vmloop_ring_wait_room(&lane->tx,
-						  sizeof(struct vmloop_shm_frame) +
-							  skb->len))
+			if (wait_room(net, skb))
 				break;
 			continue;
 		}
@@ -324,6 +335,7 @@ void net_tx_waiting(struct net_lane *net)
 			__skb_queue_tail(&done, skb);
 	}
 	bell |= vmloop_ring_publish(&lane->tx);
+	position = lane->tx.head;
 	spin_unlock(&lane->tx_lock);
 
 	if (bell)
@@ -332,7 +344,7 @@ void net_tx_waiting(struct net_lane *net)
 		vmloop_lane_produced(lane);
 	rcu_read_lock();
 	while ((skb = __skb_dequeue(&done)))
-		sent(net_nic_find(skb->dev->dev_addr), lane, skb);
+		sent(net_nic_find(skb->dev->dev_addr), net, skb, position);
 	rcu_read_unlock();
 }
 

@@ -18,7 +18,10 @@
  * Both times are multiples of what ringing was measured to cost here: an
  * optimum on one hypervisor is waste on another. The time that the watcher
  * looks grows while records come within it and shrinks while they do not, as
- * KVM does for halting CPUs: traffic that is rare costs nothing.
+ * KVM does for halting CPUs: traffic that is rare costs nothing. Where the
+ * peer shares a CPU with us, no record can come while we look, and each comes
+ * soon after: so after some looks in a row that found nothing there are none
+ * for a while.
  *
  * Contexts: net_watch_woken() and net_watch_idle() in the lane's NAPI, on one
  * CPU at a time; the thread in process context; the timer in interrupt
@@ -38,6 +41,8 @@
 #define TIMER_MIN	(10 * NSEC_PER_USEC)
 #define TIMER_MAX	(4 * NSEC_PER_MSEC)
 #define TIMER_BELLS	32
+#define MISSES_MAX	8
+#define REST_TIME	(HZ / 4)
 
 static int watch_us = -1;
 module_param(watch_us, int, 0644);
@@ -128,9 +133,14 @@ static void watch(struct net_lane *net)
 		u64 until = since + READ_ONCE(net->window);
 
 		if (look(net, until)) {
+			WRITE_ONCE(net->misses, 0);
 			run(net);
 			since = ktime_get_ns();
 		} else if (ktime_get_ns() >= until) {
+			WRITE_ONCE(net->misses, net->misses + 1);
+			if (net->misses >= MISSES_MAX)
+				WRITE_ONCE(net->rest_until,
+					   jiffies + REST_TIME);
 			/* For the next doorbell to learn from. */
 			WRITE_ONCE(net->idle_since, since);
 			/* What came since the last look is not ours to watch. */
@@ -211,6 +221,11 @@ bool net_watch_idle(struct net_lane *net, int work)
 	WRITE_ONCE(net->idle_since, ktime_get_ns());
 	if (!net->window)
 		return false;
+	if (READ_ONCE(net->misses) >= MISSES_MAX) {
+		if (time_before(jiffies, READ_ONCE(net->rest_until)))
+			return false;
+		WRITE_ONCE(net->misses, 0);
+	}
 
 	vmloop_ring_watch(&net->lane->rx);
 	timer_begin(net);
