@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
@@ -167,6 +168,7 @@ async fn main(config: Config, hypervisor: Hypervisor) -> anyhow::Result<()> {
             state: config.state_dir.join("guests.json"),
             taps: machine::taps,
             xen: store.clone(),
+            prepared: Duration::from_secs(config.prepared_s.into()),
         },
         counters,
     )?;

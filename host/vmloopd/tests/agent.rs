@@ -6,115 +6,13 @@ mod fake;
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
-use std::sync::Arc;
 
+use fake::agent::{Agent, link, meet};
 use fake::{Modules, Qemu, wait};
-use serde_json::Value;
-use tokio::runtime::Runtime;
-use tokio::sync::mpsc;
 use vmloop_abi::shm;
-use vmloop_api::{Listing, Problem, Request};
-use vmloopd::broker::{Broker, Config, Event};
-use vmloopd::counters::Counters;
-use vmloopd::links::{Link, Links};
-use vmloopd::server;
-
-struct Agent {
-    runtime: Runtime,
-    events: mpsc::Sender<Event>,
-}
-
-/// A bridge with the taps of guests 1 to 9.
-fn network() -> Links {
-    let bridge = Link { name: "br0".into(), up: true, bridge: true, ..Link::default() };
-    let taps = (1..10).map(|number| {
-        let tap = Link {
-            name: format!("tap{number}"),
-            mtu: 1500,
-            up: true,
-            master: 100,
-            forwarding: true,
-            ..Link::default()
-        };
-        (number, tap)
-    });
-    Links::new(taps.chain([(100, bridge)]))
-}
-
-impl Agent {
-    fn start(directory: &Path) -> Self {
-        let runtime = Runtime::new().expect("a runtime");
-        let config = Config {
-            policy: directory.join("policy.toml"),
-            state: directory.join("guests.json"),
-            taps: |_| (1..10).map(|number| (number, format!("tap{number}"))).collect(),
-            xen: None,
-        };
-        let (broker, events, inbox) =
-            Broker::new(config, Arc::new(Counters::default())).expect("a broker");
-        runtime.spawn(broker.run(inbox));
-        let agent = Self { runtime, events };
-        agent.send(Event::Links(network()));
-        agent
-    }
-
-    fn send(&self, event: Event) {
-        assert!(self.events.blocking_send(event).is_ok(), "the broker has ended");
-    }
-
-    fn ask(&self, request: Request) -> Result<Value, Problem> {
-        self.runtime.block_on(server::ask(&self.events, request))
-    }
-
-    fn attach(&self, qemu: &Qemu) {
-        self.ask(Request::Attach { qmp: qemu.path.clone(), name: None }).expect("attached");
-    }
-
-    fn list(&self, request: Request) -> Listing {
-        serde_json::from_value(self.ask(request).expect("a listing")).expect("a listing")
-    }
-
-    fn channels(&self) -> usize {
-        self.list(Request::List).channels.len()
-    }
-
-    /// As SIGKILL does: nothing is put in order.
-    fn kill(self) {
-        self.runtime.shutdown_background();
-    }
-}
-
-/// Two guests that know of each other.
-fn meet<'a>(agent: &Agent, one: &'a Qemu, two: &'a Qemu) -> (Modules<'a>, Modules<'a>) {
-    agent.attach(one);
-    agent.attach(two);
-    let mut a = Modules::load(one, 11, [10, 0, 0, 1]);
-    let mut b = Modules::load(two, 22, [10, 0, 0, 2]);
-    wait("a directory with the other's address", || {
-        a.hear();
-        b.hear();
-        [&a, &b].iter().all(|m| m.directory.len() == 1 && m.directory[0].ip_count == 1)
-    });
-    (a, b)
-}
-
-/// A channel between them, up on both sides.
-fn link(a: &mut Modules<'_>, b: &mut Modules<'_>, one: &Qemu, two: &Qemu) -> u32 {
-    let peer = a.directory[0];
-    a.want(&peer);
-    wait("a tag", || {
-        a.hear();
-        b.hear();
-        a.directory[0].tag != 0 && a.directory[0].tag == b.directory[0].tag
-    });
-    let tag = a.directory[0].tag;
-    let device = format!("vmloop-ch-{tag}");
-    wait("channel devices", || one.has(&device) && two.has(&device));
-    a.state(tag, shm::VMLOOP_STATE_UP);
-    b.state(tag, shm::VMLOOP_STATE_UP);
-    tag
-}
+use vmloop_api::Request;
+use vmloopd::broker::Event;
+use vmloopd::links::Links;
 
 #[test]
 fn from_hello_to_a_channel_and_back() {

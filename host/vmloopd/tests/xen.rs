@@ -50,6 +50,7 @@ impl Agent {
             Store::connect_to(&xenstored.path).expect("XenStore")
         };
         let config = Config {
+            prepared: std::time::Duration::from_secs(60),
             policy: directory.join("policy.toml"),
             state: directory.join("guests.json"),
             taps: |_| Vec::new(),
