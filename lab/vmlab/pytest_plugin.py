@@ -42,7 +42,12 @@ class LabPool:
             if self._lab is None:
                 self._lab = Lab.open(self.external)
                 self._base = list(self._lab.guests)
-        elif self._lab is None or self._options != options or not self._lab.running or not self._lab.host.answers():
+        elif (
+            self._lab is None
+            or self._options != options
+            or not self._lab.running
+            or not all(host.answers() for host in self._lab.hosts.values())
+        ):
             self.drop()
             self._lab = self._boot(options)
             self._options = options
@@ -71,9 +76,10 @@ class LabPool:
 
     def suspect(self, machines: set[str]) -> None:
         """Have these machines started anew before the next test."""
-        if "host" in machines and not self.external:
+        hosts = set(self._lab.hosts) if self._lab else {"host"}
+        if machines & hosts and not self.external:
             self.drop()
-        self._suspects |= machines - {"host"}
+        self._suspects |= machines - hosts
 
     def drop(self) -> None:
         """End the lab."""
@@ -95,8 +101,8 @@ POOL = pytest.StashKey[LabPool]()
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "lab(guests=2, kind=, kernel=, machine=, mtu=, memory=, guest_memory=, append=, modules=, virtual_time=): "
-        "boots a lab",
+        "lab(guests=2, kind=, hosts=, kernel=, machine=, mtu=, memory=, guest_memory=, append=, modules=, "
+        "virtual_time=): boots a lab",
     )
     config.stash[POOL] = LabPool(config)
 
@@ -143,7 +149,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     if found:
         pool.suspect({one.machine for one in found})
         text = "\n".join(map(str, found[:20]))
-        guests = any(one.machine != "host" for one in found)
+        guests = any(one.machine not in lab.hosts for one in found)
         error = GuestFailed if guests else LabFailed
         raise error(f"during this test a kernel complained (evidence in {where}):\n{text}")
     if not lab.running:

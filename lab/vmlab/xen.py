@@ -159,7 +159,7 @@ class Xen(HostKind):
             "-virtfs", f"local,path={place}/root,mount_tag=xen,security_model=none,readonly=on,multidevs=remap",
         ]  # fmt: skip
 
-    def start_script(self, guest: "Guest", kernel: kernels.Kernel, modules: Path) -> str:
+    def start_script(self, guest: "Guest", kernel: kernels.Kernel, modules: Path, incoming: bool = False) -> str:
         spec = guest.spec
         here = guest.lab.directory / guest.name
         initramfs = kernels.build_initramfs(kernel, GUEST_BOOT_MODULES)

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: GPL-2.0
 """The parts of the lab that need no machine."""
 
+import json
 import os
 import subprocess
+import tarfile
+from types import SimpleNamespace
 
 import pytest
-from vmlab import VmlabError, accel, kernels, paths
+from vmlab import Guest, GuestFailed, Lab, VmlabError, accel, kernels, movable, paths
 from vmlab.console import DETECTORS, ConsoleWatch, scan
 from vmlab.kinds import find_kind
 from vmlab.lab import start_time
+from vmlab.migration import migrate
 from vmlab.protocol import (
     MAX_PAYLOAD,
     Frame,
@@ -19,8 +23,8 @@ from vmlab.protocol import (
     pack_open,
     unpack_error,
 )
-from vmlab.qemu import GuestSpec, append_line, guest_command
-from vmlab.switch import Link
+from vmlab.qemu import LAN, GuestSpec, append_line, guest_command, outer_command
+from vmlab.switch import Link, Switch
 from vmlab.xen import guest_config
 
 SAMPLES = {
@@ -147,6 +151,159 @@ def test_guest_command(tmp_path):
     assert not [word for word in bare if "pcie-root-port" in word]
     with pytest.raises(VmlabError, match="no machine"):
         guest_command(GuestSpec("g1", 1, machine="isapc"), here, here, here)
+
+
+def test_a_guest_that_comes(tmp_path):
+    here = tmp_path
+    plain = guest_command(GuestSpec("g2", 2), here, here, here)
+    comes = guest_command(GuestSpec("g2", 2, host="host2"), here, here, here, incoming=True)
+    # The machine must be the same, or what it left will not fit.
+    assert comes == [*plain, "-incoming", "tcp:0:49154"]
+    moves = guest_command(GuestSpec("g2", 2, movable=True), here, here, here, here / "root.tar")
+    assert f"vmlab.movable={here}/root.tar" in moves[moves.index("-append") + 1]
+
+
+def test_hosts_are_joined(tmp_path):
+    def command(host, lan):
+        return outer_command("x", tmp_path, tmp_path, tmp_path, tmp_path, tmp_path, 1024, "tcg", host, lan)
+
+    assert not [word for word in command("host", 0) if "netdev" in word]
+    one, two = command("host", 1), command("host2", 2)
+    assert f"socket,id=lan,{LAN}" in one
+    macs = {word for words in (one, two) for word in words if word.startswith("virtio-net-pci")}
+    assert len(macs) == 2
+    assert f"{tmp_path}/host2/console.log" in " ".join(two)
+    find_kind("kvm").check_hosts(2)
+    for kind, hosts in (("kvm", 3), ("kvm", 0), ("xen", 2)):
+        with pytest.raises(VmlabError, match="host"):
+            find_kind(kind).check_hosts(hosts)
+
+
+def test_files_of_a_guest_on_each_host():
+    here = Guest(Lab("nowhere"), GuestSpec("g1", 1))
+    there = here.on(SimpleNamespace(name="host2"))
+    assert (here.own_file("start.sh"), there.own_file("start.sh")) == ("start.sh", "start-host2.sh")
+    assert (here.own_file("status"), there.own_file("status")) == ("status", "status-host2")
+    assert here.spec.host == "host"
+
+
+class FakeGuest:
+    """A guest that says what is done to it, and whose migration ends as told."""
+
+    def __init__(self, host, log, end="completed"):
+        self.name, self.host, self.log, self.end = "g2", host, log, end
+        self.running = True
+        self.spec = GuestSpec("g2", 2, movable=True)
+        self.lab = SimpleNamespace(placed=lambda name, host: log.append(f"placed on {host}"))
+
+    def on(self, host):
+        return self if host is self.host else FakeGuest(host, self.log)
+
+    def qmp(self, command, arguments=None):
+        if command == "migrate":
+            self.log.append(f"{self.host.name} migrates to {arguments['uri']}")
+        return {"status": self.end}
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: self.log.append(f"{self.host.name}: {name}")
+
+
+def test_a_migration_step_by_step():
+    one, two = SimpleNamespace(name="host", ip="10.77.0.1"), SimpleNamespace(name="host2", ip="10.77.0.2")
+    log = []
+    migrate(FakeGuest(one, log), two, None, 5)
+    assert log == [
+        "host2: launch", "host migrates to tcp:10.77.0.2:49154", "placed on host2", "host: stop", "host: wait_booted",
+    ]  # fmt: skip
+    # Somebody else begins it.
+    log.clear()
+    migrate(FakeGuest(one, log), two, lambda uri: log.append(f"begun: {uri}"), 5)
+    assert log[1] == "begun: tcp:10.77.0.2:49154"
+    # What waits at the destination goes when nothing comes.
+    log.clear()
+    with pytest.raises(GuestFailed, match="stays on host"):
+        migrate(FakeGuest(one, log, "failed"), two, None, 5)
+    assert log[-1] == "host2: kill"
+    assert not [line for line in log if line.startswith("placed")]
+    log.clear()
+    with pytest.raises(ZeroDivisionError):
+        migrate(FakeGuest(one, log), two, lambda uri: 1 / 0, 5)
+    assert log == ["host2: launch", "host2: kill"]
+    with pytest.raises(VmlabError, match="already"):
+        migrate(FakeGuest(one, log), one, None, 5)
+
+
+def test_a_line_follows_its_guest(tmp_path):
+    class Line(Link):
+        def __init__(self, name):
+            super().__init__(name)
+            self.ready = True
+            self.written = []
+
+        def write(self, data):
+            self.written += Parser().feed(data)
+
+    def place(host):
+        (tmp_path / "state.json").write_text(json.dumps({"guests": {"g2": {"host": host}}}))
+
+    (tmp_path / "switch.json").write_text(json.dumps({"run_dir": str(tmp_path), "hosts": {}}))
+    switch = Switch(tmp_path)
+    one, two = Line("host"), Line("host2")
+    switch._hosts = {"host": one, "host2": two}
+    assert switch.link("host2") is two
+    assert switch.link("g2")._host is one  # nothing is known yet
+    place("host")
+    line = switch.link("g2")
+    line.connect()
+    assert [kind for _, kind, _ in one.written] == [Frame.OPEN, Frame.DATA]
+    told = []
+    owner = SimpleNamespace(deliver=lambda stream, kind, payload: told.append((stream, kind)))
+    line.new_stream(owner, 7)
+    place("host2")
+    assert switch.link("g2") is line
+    assert one.written[-1][1] == Frame.CLOSE
+    assert told == [(7, Frame.ERROR)], "who had a stream is told"
+    line.connect()
+    assert [kind for _, kind, _ in two.written] == [Frame.OPEN, Frame.DATA]
+    assert switch.link("g2").alive
+
+
+def test_the_root_of_movable_guests(tmp_path, monkeypatch):
+    assert movable.place(movable.Path("/lib/x/libc.so.6")) == "usr/lib/x/libc.so.6"
+    assert movable.place(movable.Path("/usr/bin/ip")) == "usr/bin/ip"
+    assert any("libc.so" in str(path) for path in movable.libraries(movable.Path("/usr/bin/env")))
+
+    program = tmp_path / "ip"
+    program.write_text("x")
+    program.chmod(0o4755)
+    tree = tmp_path / "tree"
+    for name, text in {
+        "updates/ours.ko": "", "kernel/net/needed.ko": "", "kernel/net/other.ko": "",
+        "modules.dep": "updates/ours.ko: kernel/net/needed.ko\nkernel/net/needed.ko:\nkernel/net/other.ko:\n",
+    }.items():  # fmt: skip
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(text)
+    monkeypatch.setattr(movable, "CACHE", tmp_path)
+    monkeypatch.setattr(movable.kernels, "KERNELS", tmp_path)
+    monkeypatch.setattr(movable, "wanted_files", lambda: {"usr/sbin/ip": program})
+    monkeypatch.setattr(movable, "applets", lambda: ["ip", "cat", "sh"])
+    kernel = SimpleNamespace(release="6.1")
+    archive = movable.build(kernel, tree)
+    with tarfile.open(archive) as found:
+        links = {one.name: one.linkname for one in found if one.issym()}
+        files = {one.name: one.mode for one in found if one.isreg()}
+    assert links == {
+        "bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64",
+        "usr/bin/sh": "busybox", "usr/bin/cat": "busybox",
+    }  # fmt: skip
+    base = "usr/lib/modules/6.1"
+    assert set(files) == {
+        "usr/sbin/ip", f"{base}/modules.dep", f"{base}/updates/ours.ko", f"{base}/kernel/net/needed.ko",
+    }  # fmt: skip
+    assert files["usr/sbin/ip"] == 0o755
+    assert movable.build(kernel, tree) == archive
+    (tree / "updates/ours.ko").write_text("new")
+    assert movable.build(kernel, tree) != archive
 
 
 def test_xen_guest_config(tmp_path):
