@@ -39,6 +39,11 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
+def qemu_keys(hosts: list[str]) -> list[str]:
+    """Under which keys of its state a lab has the processes of these hosts."""
+    return ["qemu" if name == FIRST_HOST else f"qemu-{name}" for name in hosts]
+
+
 class Lab:
     """A lab, running or not. Labs are made with Lab.up() and found with Lab.open().
 
@@ -141,7 +146,7 @@ class Lab:
         """End the lab: only processes that it started, known by pid and start time."""
         if not self._load():
             return
-        for key in ("switch", *(name for name in self._state if name.startswith("qemu"))):
+        for key in ("switch", *qemu_keys(list(self.hosts))):
             for number in (signal.SIGTERM, signal.SIGKILL):
                 if not self._signal(key, number):
                     break
@@ -393,7 +398,7 @@ class Lab:
             "host_kernel": kernel.release,
             "hosts": names,
             "switch": [child.pid, start_time(child.pid)],
-            **{f"qemu-{name}": [pid, start_time(pid)] for name, pid in pids.items()},
+            **{key: [pids[name], start_time(pids[name])] for name, key in zip(names, qemu_keys(names), strict=True)},
             "defaults": defaults,
             "guests": {},
         }

@@ -108,12 +108,13 @@ impl<'a> View<'a> {
 
     /// The directory of member `of`. `tag` says which channel leads from one
     /// member to another; 0 for none. Members that are not ready are left out,
-    /// unless a channel leads to them.
+    /// unless a channel leads to them; and to one that is not ready itself, as
+    /// it may wake up on another host, all are.
     pub fn directory(&self, of: usize, tag: &dyn Fn(usize, usize) -> u32) -> Vec<DirectoryEntry> {
         let mut entries = Vec::new();
         for (index, peer) in self.members.iter().enumerate() {
             let tag = if index == of { 0 } else { tag(of, index) };
-            if !peer.ready && tag == 0 {
+            if !(peer.ready && self.members[of].ready) && tag == 0 {
                 continue;
             }
             for (ours, theirs) in self.links(of, index) {

@@ -44,6 +44,8 @@ pub struct State {
     pub uri: Option<String>,
     /// Why it refuses to.
     pub refuse_migrate: Option<String>,
+    /// It begins to migrate when this command comes.
+    pub migrate_at: Option<String>,
     /// Commands that came, in order.
     pub heard: Vec<String>,
     /// Number of devices ever plugged, by id.
@@ -236,6 +238,10 @@ fn execute(
     let mut state = state.lock().expect("no panic");
     let mut event = None;
     state.heard.push(request["execute"].as_str().unwrap_or_default().to_owned());
+    if state.migrate_at.is_some() && state.migrate_at.as_deref() == request["execute"].as_str() {
+        state.migrate_at = None;
+        state.migration = "active".into();
+    }
     let migrating = matches!(state.migration.as_str(), "setup" | "active" | "cancelling");
     let answer = match request["execute"].as_str().unwrap_or_default() {
         "qmp_capabilities" => Ok(json!({})),
