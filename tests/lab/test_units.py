@@ -6,9 +6,10 @@ import os
 import subprocess
 import tarfile
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from vmlab import Guest, GuestFailed, Lab, VmlabError, accel, kernels, movable, paths
+from vmlab import Guest, GuestFailed, Host, Lab, VmlabError, accel, kernels, movable, paths
 from vmlab.console import DETECTORS, ConsoleWatch, scan
 from vmlab.kinds import find_kind
 from vmlab.lab import start_time
@@ -181,7 +182,7 @@ def test_hosts_are_joined(tmp_path):
 
 def test_files_of_a_guest_on_each_host():
     here = Guest(Lab("nowhere"), GuestSpec("g1", 1))
-    there = here.on(SimpleNamespace(name="host2"))
+    there = here.on(Host(Lab("nowhere"), "host2", 2))
     assert (here.own_file("start.sh"), there.own_file("start.sh")) == ("start.sh", "start-host2.sh")
     assert (here.own_file("status"), there.own_file("status")) == ("status", "status-host2")
     assert here.spec.host == "host"
@@ -209,28 +210,29 @@ class FakeGuest:
 
 
 def test_a_migration_step_by_step():
-    one, two = SimpleNamespace(name="host", ip="10.77.0.1"), SimpleNamespace(name="host2", ip="10.77.0.2")
-    log = []
-    migrate(FakeGuest(one, log), two, None, 5)
+    one, two = (Host(Lab("nowhere"), name, number) for name, number in (("host", 1), ("host2", 2)))
+    log: list[str] = []
+    move: Any = migrate
+    move(FakeGuest(one, log), two, None, 5)
     assert log == [
         "host2: launch", "host migrates to tcp:10.77.0.2:49154", "placed on host2", "host: stop", "host: wait_booted",
     ]  # fmt: skip
     # Somebody else begins it.
     log.clear()
-    migrate(FakeGuest(one, log), two, lambda uri: log.append(f"begun: {uri}"), 5)
+    move(FakeGuest(one, log), two, lambda uri: log.append(f"begun: {uri}"), 5)
     assert log[1] == "begun: tcp:10.77.0.2:49154"
     # What waits at the destination goes when nothing comes.
     log.clear()
     with pytest.raises(GuestFailed, match="stays on host"):
-        migrate(FakeGuest(one, log, "failed"), two, None, 5)
+        move(FakeGuest(one, log, "failed"), two, None, 5)
     assert log[-1] == "host2: kill"
     assert not [line for line in log if line.startswith("placed")]
     log.clear()
     with pytest.raises(ZeroDivisionError):
-        migrate(FakeGuest(one, log), two, lambda uri: 1 / 0, 5)
+        move(FakeGuest(one, log), two, lambda uri: 1 / 0, 5)
     assert log == ["host2: launch", "host2: kill"]
     with pytest.raises(VmlabError, match="already"):
-        migrate(FakeGuest(one, log), one, None, 5)
+        move(FakeGuest(one, log), one, None, 5)
 
 
 def test_a_line_follows_its_guest(tmp_path):
@@ -247,13 +249,14 @@ def test_a_line_follows_its_guest(tmp_path):
         (tmp_path / "state.json").write_text(json.dumps({"guests": {"g2": {"host": host}}}))
 
     (tmp_path / "switch.json").write_text(json.dumps({"run_dir": str(tmp_path), "hosts": {}}))
-    switch = Switch(tmp_path)
+    switch: Any = Switch(tmp_path)
     one, two = Line("host"), Line("host2")
     switch._hosts = {"host": one, "host2": two}
     assert switch.link("host2") is two
-    assert switch.link("g2")._host is one  # nothing is known yet
-    place("host")
     line = switch.link("g2")
+    assert line._host is one  # nothing is known yet
+    place("host")
+    assert switch.link("g2") is line
     line.connect()
     assert [kind for _, kind, _ in one.written] == [Frame.OPEN, Frame.DATA]
     told = []
@@ -287,7 +290,7 @@ def test_the_root_of_movable_guests(tmp_path, monkeypatch):
     monkeypatch.setattr(movable.kernels, "KERNELS", tmp_path)
     monkeypatch.setattr(movable, "wanted_files", lambda: {"usr/sbin/ip": program})
     monkeypatch.setattr(movable, "applets", lambda: ["ip", "cat", "sh"])
-    kernel = SimpleNamespace(release="6.1")
+    kernel: Any = SimpleNamespace(release="6.1")
     archive = movable.build(kernel, tree)
     with tarfile.open(archive) as found:
         links = {one.name: one.linkname for one in found if one.issym()}
