@@ -7,6 +7,8 @@
 KERNELS ?= $(shell scripts/kernel-releases)
 # Processes that a build may use
 JOBS ?= 2
+# Kind of the hosts between which demo-migration moves a guest
+HOST ?= kvm
 
 export JOBS
 
@@ -67,6 +69,10 @@ check-dkms: ## Build the modules by DKMS, in a tree of its own
 .PHONY: demo
 demo: modules host ## Two guests talk, with vmloop and without
 	@bench/demo/run
+
+.PHONY: demo-migration
+demo-migration: modules host ## A guest moves between two hosts; HOST=kvm
+	@bench/migration/run --host $(HOST)
 
 .PHONY: bench-ring
 bench-ring: deps ## The ring between two cores, against memcpy

@@ -8,6 +8,7 @@ that counts. What runs in g2 is detached, and judged at the end.
 import json
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from vmlab.errors import CommandFailed, VmlabError
@@ -25,6 +26,8 @@ MEGABYTES = 6
 """Checked bytes a second, each way."""
 IPERF = "10M"
 """Bits a second of iperf3, each way."""
+TENTH = 0.1
+"""Seconds from line to line of who says how it stands."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +111,16 @@ class Load:
     def longest(self, begin: float, end: float) -> float:
         """Seconds of the longest turn between two moments of our own clock."""
         # A line comes at the end of its tenth, and a little later here.
-        found = [one.longest for one in self.turns() if begin - self.began <= one.at <= end - self.began + 0.2]
+        found = [one.longest for one in self.turns() if begin - self.began <= one.at <= end - self.began + 2 * TENTH]
         return max(found, default=0.0)
+
+    def first_after(self, at: float) -> float:
+        """When the tenth ended in which the first turn after that was over; both in seconds since the load began."""
+        turns = self.turns()
+        for before, one in pairwise(turns):
+            if one.at > at + TENTH and one.count > before.count:
+                return one.at + TENTH / 2
+        return turns[-1].at
 
     def missing(self) -> tuple[int, int]:
         """Datagrams that have not come: to g1, to g2."""

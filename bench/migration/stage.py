@@ -139,11 +139,15 @@ class Stage:
         """What a host's agent has told since it was started."""
         return [json.loads(line) for line in self.events[host.name].out.splitlines() if line.endswith("}")]
 
-    def channel_up(self, host: Host, after: float) -> float:
-        """When a host's agent first saw a channel come up after that."""
-        times = [float(one["time"]) for one in self.told(host) if one["event"] == "channel-up" and one["time"] >= after]
-        if not times:
-            raise VmlabError(f"the agent on {host.name} has told of no channel since {after:.2f}")
+    def first(self, host: Host, event: str, after: float) -> float:
+        """When a host's agent first told of an event after that, by the host's clock."""
+        times: list[float] = []
+
+        def is_there() -> bool:
+            times[:] = [float(one["time"]) for one in self.told(host) if one["event"] == event and one["time"] >= after]
+            return bool(times)
+
+        wait_for(is_there, 5, f"the agent on {host.name} tells of {event}")
         return times[0]
 
     def resumed(self, guest: Guest) -> float:

@@ -12,6 +12,9 @@ from .stage import Stage, now
 RISE = 20.0
 """Seconds within which a channel must be there at all."""
 
+AFTER = 1.0
+"""Seconds for which its rise may be noticed."""
+
 
 @dataclass
 class Trip:
@@ -19,6 +22,8 @@ class Trip:
 
     to: str
     began: float = 0.0
+    fell: float | None = None
+    """The channel is closed."""
     prepared: float = 0.0
     """vmloop's devices are gone; QEMU begins."""
     arrived: float = 0.0
@@ -66,12 +71,17 @@ def go(stage: Stage, load: Load, say: Callable[[str, float], None] = lambda what
         return round(now() - load.began, 2)
 
     def start(uri: str) -> None:
-        began = now()
+        began, clock = now(), stage.clock(here)
+        had_channel = stage.is_up()
         trip.began = since()
         say("migration asked for", trip.began)
         stage.command(here, "prepare", g2.name)
         done = now()
         trip.prepared = since()
+        if had_channel:
+            fell = stage.first(here, "channel-closing", clock)
+            trip.fell = round(since() - (stage.clock(here) - fell), 2)
+            say("channel down", trip.fell)
         say("prepared", trip.prepared)
         trip.down = "up" not in (stage.state(g1, g2), stage.state(g2, g1))
         trip.clean = not stage.left_behind(g2)
@@ -82,8 +92,9 @@ def go(stage: Stage, load: Load, say: Callable[[str, float], None] = lambda what
         g2.qmp("migrate", {"uri": uri})
 
     stage.lab.migrate(g2.name, there.name, start)
-    arrived = now()
-    trip.arrived = since()
+    # By the clock of the host where it happened: this program sees it late.
+    resumed = stage.resumed(g2)
+    trip.arrived = round(since() - (stage.clock(there) - resumed), 2)
     say("arrived", trip.arrived)
     if there is not g1.host:
         return trip
@@ -91,17 +102,18 @@ def go(stage: Stage, load: Load, say: Callable[[str, float], None] = lambda what
     # What the standard network lost while the machine stood still is over.
     before = load.settled(seconds=0.3) if load.everything else (0, 0)
     wait_for(stage.is_up, RISE, "the channel is up")
-    # By the host's own clock, as all this was seen from far away.
-    clock, resumed = stage.clock(there), stage.resumed(g2)
-    up = stage.channel_up(there, resumed)
+    up = stage.first(there, "channel-up", resumed)
     trip.rise = round(up - resumed, 2)
-    trip.up = round(since() - (clock - up), 2)
+    trip.up = round(since() - (stage.clock(there) - up), 2)
     say("channel up", trip.up)
     trip.lost += stage.drops(g1, g2) + stage.drops(g2, g1)
     if load.everything:
         trip.lost += _more(before, load.settled(before))
-    rising = load.began + trip.up
-    trip.longest_ms = max(trip.longest_ms, 1000 * load.longest(min(arrived, rising), now()))
+    end = trip.up + AFTER
+    wait_for(lambda: load.turns()[-1].at >= end, 60, "requests are answered")
+    # The turn that the machine's own pause held up is QEMU's.
+    first = load.first_after(trip.arrived)
+    trip.longest_ms = max(trip.longest_ms, 1000 * load.longest(load.began + first, load.began + end))
     return trip
 
 
