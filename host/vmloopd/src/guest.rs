@@ -574,8 +574,11 @@ impl Serving {
                     }
                 }
                 event = qemu.recv() => match event {
-                    Ok(event) if event.name == "RESET" && connected => {
-                        // Its memory still says what it said before.
+                    Ok(event)
+                        if matches!(event.name.as_str(), "RESET" | "SHUTDOWN") && connected =>
+                    {
+                        // Its memory still says what it said before; and a QEMU may
+                        // stay when its machine has been shut down.
                         connected = false;
                         was_reset = true;
                         self.tell(Event::Away { key: self.key }).await;

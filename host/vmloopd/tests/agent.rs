@@ -90,6 +90,31 @@ fn a_guest_that_ends() {
 }
 
 #[test]
+fn a_guest_that_is_reset_or_shut_down() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
+    let agent = Agent::start(directory.path());
+    let (mut a, mut b) = meet(&agent, &one, &two);
+    for (event, incarnation) in [("RESET", 91), ("SHUTDOWN", 92)] {
+        let tag = link(&mut a, &mut b, &one, &two);
+        two.event(event, &serde_json::json!({"guest": true, "reason": "guest-shutdown"}));
+        let closes = a.closes.len();
+        wait("an end of the channel", || {
+            a.hear();
+            a.directory.is_empty() && !one.has(&format!("vmloop-ch-{tag}")) && agent.channels() == 0
+        });
+        assert_eq!(a.closes[closes..], [shm::VMLOOP_CLOSE_PEER_GONE], "{event}");
+        // Its QEMU is there yet, and starts it again.
+        b = Modules::load(&two, incarnation, [10, 0, 0, 2]);
+        wait("it to be back", || {
+            a.hear();
+            b.hear();
+            [&a, &b].iter().all(|m| m.directory.len() == 1 && m.directory[0].ip_count == 1)
+        });
+    }
+}
+
+#[test]
 fn an_agent_that_is_killed() {
     let directory = tempfile::tempdir().expect("a directory");
     let all: Vec<_> = (1..=3).map(|number| Qemu::start(directory.path(), number)).collect();
