@@ -11,8 +11,8 @@ pytestmark = pytest.mark.lab(hosts=2, guests=2)
 
 def on(guest):
     """Its QEMU runs on its host, and nowhere else."""
-    found = {name: host.run("pgrep -fc 'qemu-system.*-name " + guest.name + " '", check=False).out.strip()
-             for name, host in guest.lab.hosts.items()}  # fmt: skip
+    words = ["pgrep", "-fc", f"^qemu-system.* -name {guest.name} "]
+    found = {name: host.run(words, check=False).out.strip() for name, host in guest.lab.hosts.items()}
     return found == {name: "1" if name == guest.host.name else "0" for name in guest.lab.hosts}
 
 
