@@ -3,8 +3,11 @@
 
 import json
 import os
+import signal
 import subprocess
+import sys
 import tarfile
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -269,6 +272,54 @@ def test_a_line_follows_its_guest(tmp_path):
     line.connect()
     assert [kind for _, kind, _ in two.written] == [Frame.OPEN, Frame.DATA]
     assert switch.link("g2").alive
+
+
+FAKE_OUTER = """
+import socket, sys, time
+name, path, lan, proof = sys.argv[1:]
+agent = socket.socket(socket.AF_UNIX)
+agent.bind(path)
+agent.listen()
+line = socket.socket(fileno=int(lan.rpartition("=")[2]))
+line.sendall(name.encode())
+open(proof, "w").write(line.recv(100).decode())
+agent.accept()[0].recv(1)
+time.sleep(100)
+"""
+
+
+def test_hosts_of_a_switch_are_joined_and_end_together(tmp_path):
+    (tmp_path / "run").mkdir()
+    hosts = {}
+    for name in ("host", "host2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / "run" / name).mkdir()
+        socket = str(tmp_path / "run" / name / "agent.sock")
+        hosts[name] = [sys.executable, "-c", FAKE_OUTER, name, socket, f"socket,{LAN}", str(tmp_path / name / "proof")]
+    (tmp_path / "switch.json").write_text(json.dumps({"run_dir": str(tmp_path / "run"), "hosts": hosts}))
+    switch = subprocess.Popen(
+        [sys.executable, "-m", "vmlab.switch", str(tmp_path)], env=dict(os.environ, PYTHONPATH=str(paths.LAB_SOURCE))
+    )
+
+    def wait(look):
+        deadline = time.monotonic() + 20
+        while not look():
+            assert time.monotonic() < deadline and switch.poll() is None
+            time.sleep(0.02)
+
+    try:
+        wait((tmp_path / "run" / "switch.sock").exists)
+        wait(lambda: all((tmp_path / name / "proof").exists() for name in hosts))
+        pids = json.loads((tmp_path / "qemu.pids").read_text())
+        wait(lambda: (tmp_path / "host" / "proof").read_text() == "host2")
+        wait(lambda: (tmp_path / "host2" / "proof").read_text() == "host")
+        # One host is nothing without the other.
+        os.kill(pids["host2"], signal.SIGKILL)
+        switch.wait(20)
+        assert start_time(pids["host"]) is None
+    finally:
+        switch.kill()
+        switch.wait()
 
 
 def test_the_root_of_movable_guests(tmp_path, monkeypatch):
