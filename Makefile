@@ -7,10 +7,13 @@
 KERNELS ?= $(shell scripts/kernel-releases)
 # Processes that a build may use
 JOBS ?= 2
-# Kind of the hosts between which demo-migration moves a guest
-HOST ?= kvm
+
+# Kind of host that demo and series boot, and demo-migration two of; an environment's HOST means something else
+HOST = kvm
+HOSTS := kvm xen
 
 export JOBS
+unexport HOST
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -66,13 +69,21 @@ check-dkms: ## Build the modules by DKMS, in a tree of its own
 
 ##@ Use
 
+.PHONY: known-host
+known-host:
+	@$(if $(filter $(HOSTS),$(HOST)),:,$(error no host of kind '$(HOST)': choose HOST=kvm or HOST=xen))
+
 .PHONY: demo
-demo: modules host ## Two guests talk, with vmloop and without
-	@bench/demo/run
+demo: known-host modules host ## Two guests talk, with vmloop and without
+	@bench/run demo --host $(HOST)
+
+.PHONY: series
+series: known-host modules host ## Throughput over the size of messages, and of rings
+	@bench/run series --host $(HOST)
 
 .PHONY: demo-migration
-demo-migration: modules host ## A guest moves between two hosts; HOST=kvm
-	@bench/migration/run --host $(HOST)
+demo-migration: known-host modules host ## A guest moves between two hosts; HOST=kvm
+	@bench/run migration --host $(HOST)
 
 .PHONY: bench-ring
 bench-ring: deps ## The ring between two cores, against memcpy
@@ -92,10 +103,11 @@ distclean: ## Remove everything that is not in git's care
 
 .PHONY: help
 help: ## This list
-	@echo "usage: make [KERNELS=\"RELEASE...\"] [JOBS=$(JOBS)] TARGET..."
+	@echo "usage: make [KERNELS=\"RELEASE...\"] [JOBS=$(JOBS)] [HOST=kvm|xen] TARGET..."
 	@awk -F ':.*## ' ' \
 		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
 		/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 } \
 	' $(MAKEFILE_LIST)
 	@echo
+	@echo "HOST is the kind of host that demo and series boot: $(HOST)"
 	@echo "KERNELS is $(or $(KERNELS),empty: no headers are installed)"

@@ -28,7 +28,7 @@
 
 #define VMLOOP_SHM_MAGIC	0x706f6f6c6d760a01ULL	/* "\1\nvmloop" */
 #define VMLOOP_SHM_MAJOR	1	/* differs: the two cannot talk */
-#define VMLOOP_SHM_MINOR	0	/* differs: the lower one's rules hold */
+#define VMLOOP_SHM_MINOR	1	/* differs: the lower one's rules hold */
 
 #define VMLOOP_SHM_PAGE		4096	/* unit of the layout, not of the CPU */
 #define VMLOOP_SHM_LANES	16	/* lanes that a region can have */
@@ -40,6 +40,7 @@
 /* Feature bits: vmloop_shm_side.features. A feature holds if both offer it. */
 #define VMLOOP_F_LARGE		0x1ULL /* datagrams larger than the MTU */
 #define VMLOOP_F_GSO_UDP	0x2ULL /* UDP segmentation (GSO_UDP_L4) */
+#define VMLOOP_F_ROUTED		0x4ULL /* packets that the host would route */
 
 /**
  * struct vmloop_shm_header - first page of a region
@@ -368,19 +369,28 @@ struct vmloop_msg_dir {
 
 /* vmloop_msg_peer.flags */
 #define VMLOOP_PEER_TAGGED	0x1 /* VLAN-tagged frames pass between them */
+#define VMLOOP_PEER_ROUTED	0x2 /* only packets pass, by way of the host */
+#define VMLOOP_PEER_KEEP	0x4 /* its addresses are those said before */
 
 /**
  * struct vmloop_msg_peer - agent: one interface of a peer, seen from one of ours
- * @id: the peer's identity; several entries may carry the same
+ * @id: the peer's identity; several entries may carry the same. With
+ *	VMLOOP_PEER_ROUTED also the guest's own identity: then @mac is
+ *	@local_mac, and @ip are the guest's addresses that its peers know of
  * @epoch: its epoch: another value is another life of that guest
  * @tag: channel that leads to it; 0 while there is none
  * @flags: VMLOOP_PEER_*
- * @local_mac: the interface of ours that shares a network with it
+ * @local_mac: the interface of ours that it is reached by
  * @mac: the peer's interface
  * @ip_count: entries of @ip in use
  * @mtu: largest MTU that the network between the two carries, in bytes
  * @name: the peer's name on the host, text, padded with zeros
  * @ip: its addresses that policy allows
+ * @gateway: with VMLOOP_PEER_ROUTED: hardware address that the host has
+ *	there where @local_mac is, the next hop of packets to @ip
+ * @reserved: zero
+ *
+ * Version 1.0 ends before @gateway.
  */
 struct vmloop_msg_peer {
 	__u64 id;
@@ -393,6 +403,8 @@ struct vmloop_msg_peer {
 	__u16 mtu;
 	char name[32];
 	struct vmloop_msg_address ip[VMLOOP_PEER_IPS];
+	__u8 gateway[6];
+	__u16 reserved;
 };
 
 /* vmloop_msg_refused.reason */

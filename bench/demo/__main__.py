@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The demo: boots a KVM host with two guests, switches vmloop on and off under load, and measures.
+"""The demo: boots a host with two guests, switches vmloop on and off under load, and measures.
 
 Writes out/demo.json, out/demo-record.json (all slices, and the timeline) and
 out/demo.html.
@@ -15,20 +15,18 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 from vmlab import paths
 from vmlab.errors import VmlabError
 
-from ..path.measure import KINDS, Meter, Slice, describe_host
-from ..path.rounds import STEPS_OF_A_ROUND, Lengths, run_rounds
+from ..path.hosts import HOSTS, find_host
+from ..path.measure import KINDS, Meter, describe_host
+from ..path.progress import Steps
+from ..path.rounds import STEPS_OF_A_ROUND, run_rounds
 from ..path.stage import PATHS, Stage
 from ..path.table import number, show
 from ..path.timeline import Timeline, record
 from .page import write_page
-
-BEFORE, DURING, AFTER = 6.0, 10.0, 6.0
-"""Seconds of the timeline without, with, and again without the modules."""
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -50,7 +48,7 @@ def under_load(console: Console, stage: Stage) -> Timeline:
             points.append((at, rate))
             live.update(Text.assemble((sparkline(points), "cyan"), f" {at:5.1f} s  {rate:5.2f} Gbit/s"))
 
-        timeline = record(stage, BEFORE, DURING, AFTER, show_point)
+        timeline = record(stage, stage.kind.spans, show_point)
     at = {event["what"]: event["at"] for event in timeline.events}
     console.print(
         f"  standard [bold]{number(timeline.mean(1, at['modprobe']))}[/] Gbit/s, "
@@ -66,26 +64,10 @@ def in_turn(console: Console, stage: Stage, rounds: int) -> tuple[Meter, dict[st
     console.rule("[bold]both paths in turn", align="left", style="dim")
     meter = Meter(stage)
     netpipe: dict[str, list[tuple[int, float, float]]] = {}
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=rounds * STEPS_OF_A_ROUND + len(PATHS))
-
-        def say(what: str, taken: Slice | None) -> None:
-            progress.update(task, description=f"{what:48}")
-            if taken is None:
-                progress.advance(task)
-            elif taken.notes.get("disturbed"):
-                progress.console.print(f"  [yellow]{what}: others used {taken.others:.2f} CPUs meanwhile[/]")
-
-        run_rounds(meter, rounds, Lengths(), say)
+    with Steps(console, rounds * STEPS_OF_A_ROUND + len(PATHS)) as steps:
+        run_rounds(meter, rounds, stage.kind.lengths, steps.say)
         for path in PATHS[::-1]:  # the channel is what the last round ended with, or not
-            say(f"NetPIPE, {path}", None)
+            steps.say(f"NetPIPE, {path}", None)
             stage.use(path)
             netpipe[path] = meter.netpipe()
     return meter, netpipe
@@ -94,23 +76,26 @@ def in_turn(console: Console, stage: Stage, rounds: int) -> tuple[Meter, dict[st
 def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="make demo", description="Two guests talk, with vmloop and without.")
+    parser.add_argument("--host", choices=HOSTS, default="kvm", help="kind of host (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of all tests on both paths (default: %(default)s)")
     parser.add_argument("--kernel", default="6.1", help="of the guests (default: %(default)s)")
-    parser.add_argument("--machine", default="pc", help="of the guests (default: %(default)s)")
+    parser.add_argument("--machine", default="", help="of the guests (default: the first that the host has)")
     parser.add_argument("--out", type=Path, default=paths.OUT, help="directory of the results (default: out)")
     options = parser.parse_args()
     console = Console()
+    kind = find_host(options.host)
     began = time.monotonic()
     try:
         with ExitStack() as stack:
-            with console.status("booting a KVM host and two guests"):
-                stage = stack.enter_context(Stage("demo", options.kernel, options.machine))
+            with console.status(f"booting {kind.title} and two guests"):
+                stage = stack.enter_context(Stage("demo", kind, options.kernel, options.machine))
             for retry in stage.retries:
                 console.print(f"[yellow]the lab did not boot and was booted again: {retry}[/]")
             host = describe_host(stage)
             console.print(
-                f"a KVM host on {host['cpus']} CPUs ({host['accelerator']}), two guests with kernel "
-                f"{host['guest_kernel']}; up after {time.monotonic() - began:.0f} s"
+                f"{kind.title} on {host['cpus']} CPUs ({host['accelerator']}), two guests with kernel "
+                f"{host['guest_kernel']}{', in virtual time' if kind.virtual_time else ''}; "
+                f"up after {time.monotonic() - began:.0f} s"
             )
             timeline = under_load(console, stage)
             meter, netpipe = in_turn(console, stage, options.rounds)

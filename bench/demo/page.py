@@ -1,34 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0
 """The demo's page: one HTML file that needs nothing else, with its plots drawn as SVG."""
 
-import html
-import math
 from collections.abc import Callable
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from ..path.measure import KINDS, ratio
+from ..path.plots import STYLE, WIDTH, Curve, disturbed, esc, facts, nice_top, sizes_plot
 from ..path.table import number
-
-WIDTH = 920
-
-
-def esc(text: object) -> str:
-    """Text for HTML."""
-    return html.escape(str(text))
-
-
-def nice_top(value: float) -> tuple[float, float]:
-    """Top of an axis, and the distance of its marks, for values up to ``value``."""
-    if value <= 0:
-        return 1.0, 0.5
-    power = 10 ** math.floor(math.log10(value))
-    for step in (0.2, 0.25, 0.5, 1, 2):
-        if value / (step * power) <= 5.5:
-            step *= power
-            return math.ceil(value / step) * step, step
-    return 10 * power, 2 * power
 
 
 def timeline_plot(points: list[tuple[float, float]], events: list[dict[str, Any]]) -> str:
@@ -129,46 +109,8 @@ def bar_row(test: str, results: list[dict[str, Any]]) -> str:
 
 def netpipe_plot(series: dict[str, list[tuple[int, float, float]]]) -> str:
     """NetPIPE: throughput over message size, both axes logarithmic."""
-    height, left, right, top, bottom = 310, 60, 110, 34, 40
-    rows = [row for rows in series.values() for row in rows if row[1] > 0]
-    if not rows:
-        return ""
-    x_low, x_high = math.log2(min(row[0] for row in rows)), math.log2(max(row[0] for row in rows))
-    y_low = math.floor(math.log10(min(row[1] for row in rows)))
-    y_high = math.ceil(math.log10(max(row[1] for row in rows)))
-
-    def x(size: float) -> float:
-        return left + (WIDTH - left - right) * (math.log2(size) - x_low) / max(x_high - x_low, 1)
-
-    def y(rate: float) -> float:
-        return height - bottom - (height - top - bottom) * (math.log10(rate) - y_low) / max(y_high - y_low, 1)
-
-    names = ("", "K", "M", "G")
-    parts = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="NetPIPE">']
-    for power in range(y_low, y_high + 1):
-        place = y(10**power)
-        parts.append(f'<line class="grid" x1="{left}" x2="{WIDTH - right}" y1="{place:.1f}" y2="{place:.1f}"/>')
-        parts.append(f'<text class="tick" x="{left - 8}" y="{place + 4:.1f}" text-anchor="end">{10.0**power:g}</text>')
-    for power in range(math.ceil(x_low), math.floor(x_high) + 1, 2):
-        name = f"{2 ** (power % 10)}{names[power // 10]}"
-        parts.append(f'<text class="tick" x="{x(2**power):.1f}" y="{height - 20}" text-anchor="middle">{name}</text>')
-    parts.append(f'<text class="tick" x="{WIDTH - right}" y="{height - 3}" text-anchor="end">bytes a message</text>')
-    parts.append(f'<text class="tick" x="{left - 8}" y="{top - 18}" text-anchor="end">Mbit/s</text>')
-    for path in ("standard", "channel"):
-        good = [(size, rate) for size, rate, _ in series.get(path, []) if rate > 0]
-        if not good:
-            continue
-        line = " ".join(f"{x(size):.1f},{y(rate):.1f}" for size, rate in good)
-        parts.append(f'<polyline class="curve {path}" points="{line}"/>')
-        for size, rate in good:
-            parts.append(
-                f'<circle class="dot" cx="{x(size):.1f}" cy="{y(rate):.1f}" r="6">'
-                f"<title>{path}, {size} bytes: {rate:.1f} Mbit/s</title></circle>"
-            )
-        size, rate = good[-1]
-        parts.append(f'<text class="name {path}" x="{x(size) + 10:.1f}" y="{y(rate) + 4:.1f}">{path}</text>')
-    parts.append("</svg>")
-    return "".join(parts)
+    curves = [Curve(path, [(size, rate) for size, rate, _ in series.get(path, [])]) for path in ("standard", "channel")]
+    return sizes_plot("NetPIPE", curves, "bytes a message", "Mbit/s", log=True)
 
 
 def results_table(results: list[dict[str, Any]]) -> str:
@@ -208,31 +150,19 @@ def lead(results: list[dict[str, Any]]) -> str:
 def write_page(target: Path, data: dict[str, Any], more: dict[str, Any]) -> None:
     """Write the page. ``data`` is what out/demo.json holds, ``more`` what out/demo-record.json does."""
     results, host = data["results"], data["host"]
-    clock = host["clocksource"]
-    facts = {
-        "host": f"{host['cpu']}, {host['cpus']} CPUs, accelerator {host['accelerator']}",
-        "kernels": f"host {host['host_kernel']}, guests {host['guest_kernel']} on {host['machine']}",
-        "hypervisor": host["qemu"],
-        "standard network": host["standard_network"],
-        "clock source": f"host {clock['host']}, guests {clock['guest']}",
-    }
-    record = more["record"]
-    disturbed = (
-        f"Slices during which others used more than {record['disturbed_above_cpus']} CPUs of this machine are left out "
-        f"and taken again: {record['repeated']} were, and {record['kept_although_disturbed']} count although they were "
-        "disturbed."
-    )
     counts = [len(one["values"]) for one in results]
     target.write_text(
         PAGE.substitute(
+            style=STYLE,
             lead=esc(lead(results)),
             standard_network=esc(host["standard_network"]),
             timeline=timeline_plot(more["timeline"]["points"], more["timeline"]["events"]),
             rows="".join(bar_row(test, results) for test in KINDS),
             netpipe=netpipe_plot(more["netpipe"]),
-            facts="".join(f"<dt>{esc(key)}</dt><dd>{esc(value)}</dd>" for key, value in facts.items()),
+            facts=facts(host),
+            cpu_time=esc(host["cpu_time"]),
             table=results_table(results),
             count=max(counts, default=0),
-            disturbed=esc(disturbed),
+            disturbed=esc(disturbed(more["record"])),
         )
     )

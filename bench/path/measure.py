@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """Slices of measurement between the two guests of a stage, and the load outside meanwhile."""
 
-import json
 import os
 import re
 import statistics
@@ -11,12 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vmlab.errors import VmlabError
-
+from .parse import GIGA, TICKS, iperf_received, netpipe_rows, ping_mean, proc_stat, sockperf_latency
 from .stage import Stage
-
-GIGA = 1e9
-TICKS = os.sysconf("SC_CLK_TCK")
 
 DISTURBED = 0.15
 """CPUs used by others outside, above which a slice does not count."""
@@ -36,6 +31,7 @@ KINDS = {
     "tcp_rr": Kind("us", "round trip, TCP request and response", True),
     "tcp_stream": Kind("Gbit/s", "TCP stream", False),
     "udp_stream": Kind("Gbit/s", "UDP, datagrams of 60 KB", False),
+    "udp_mtu": Kind("Gbit/s", "UDP, datagrams of one frame", False),
     "cpu_per_gb": Kind("s/GB", "CPU time of the whole host per GB of TCP", True),
 }
 
@@ -53,17 +49,6 @@ class Slice:
     """CPUs that others used outside meanwhile."""
     kept: bool = True
     notes: dict[str, Any] = field(default_factory=dict)
-
-
-def proc_stat(text: str) -> float:
-    """CPU-seconds that a machine was busy, from its /proc/stat.
-
-    `user` and `nice` already contain what guests used, so those two columns
-    are not added; idle and iowait are no work.
-    """
-    words = text.splitlines()[0].split()
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, words[1:9])
-    return (user + nice + system + irq + softirq + steal) / TICKS
 
 
 class Outside:
@@ -89,6 +74,8 @@ class Meter:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.outside = Outside(stage)
+        # Nothing outside reaches into virtual time.
+        self.limit = None if stage.kind.virtual_time else DISTURBED
         self.slices: list[Slice] = []
         self.repeated = 0
 
@@ -96,78 +83,79 @@ class Meter:
 
     def ping(self, count: int) -> dict[str, float]:
         """Flood ping: the next request goes out when the reply is there."""
-        out = self.stage.g1.run(["ping", "-f", "-q", "-c", str(count), self.stage.g2.ip], timeout=60).out
-        found = re.search(r"= [\d.]+/([\d.]+)/", out)
-        if not found:
-            raise VmlabError(f"ping: {out}")
-        return {"ping_rtt": float(found[1]) * 1000}
+        words = ["ping", "-f", "-q", "-c", str(count), self.stage.g2.ip]
+        return {"ping_rtt": ping_mean(self.stage.g1.run(words, timeout=self.stage.patient(60)).out)}
 
     def request_response(self, seconds: int) -> dict[str, float]:
         """sockperf's ping-pong over TCP. Its figure is one way: half of a round trip."""
+        patient = self.stage.patient
         with self.stage.g2.popen(["sockperf", "server", "--tcp", "-i", self.stage.g2.ip, "-p", "11111"]) as server:
-            server.wait_for("to terminate the server|Warmup|listen", 20)
+            server.wait_for("to terminate the server|Warmup|listen", patient(20))
             words = ["sockperf", "ping-pong", "--tcp", "-i", self.stage.g2.ip, "-p", "11111", "-t", str(seconds)]
-            out = self.stage.g1.run(words, timeout=60 + seconds).out
-        found = re.search(r"Latency is ([\d.]+)", re.sub(r"\x1b\[[\d;]*m", "", out))
-        if not found:
-            raise VmlabError(f"sockperf: {out}")
-        return {"tcp_rr": float(found[1]) * 2}
+            out = self.stage.g1.run(words, timeout=patient(60 + seconds)).out
+        return {"tcp_rr": sockperf_latency(out) * 2}
 
-    def _iperf(self, *words: str) -> dict[str, Any]:
-        with self.stage.g2.popen(["iperf3", "-s", "-1", "--forceflush"]) as server:
-            server.wait_for("Server listening", 20)
-            out = self.stage.g1.run(["iperf3", "-c", self.stage.g2.ip, "-J", *words], timeout=120).out
-        return dict(json.loads(out)["end"])
+    def _iperf(self, seconds: int, *words: str) -> tuple[dict[str, float], float]:
+        """What the receiver got, and the CPU-seconds that the whole host used meanwhile."""
+        stage = self.stage
+        with stage.g2.popen(["iperf3", "-s", "-1", "--forceflush"]) as server:
+            server.wait_for("Server listening", stage.patient(20))
+            before = stage.processors.read()
+            command = ["iperf3", "-c", stage.g2.ip, "-J", "-t", str(seconds), *words]
+            out = stage.g1.run(command, timeout=stage.patient(120)).out
+            used = stage.processors.read() - before
+        return iperf_received(out), used
 
-    def tcp(self, seconds: float) -> dict[str, float]:
-        """iperf3, and what the host's CPUs did meanwhile: guests, vhost, bridge, everything."""
-        read = ["cat", "/proc/stat"]
-        host = self.stage.lab.host
-        with self.stage.g2.popen(["iperf3", "-s", "-1", "--forceflush"]) as server:
-            server.wait_for("Server listening", 20)
-            before = proc_stat(host.run(read).out)
-            out = self.stage.g1.run(["iperf3", "-c", self.stage.g2.ip, "-J", "-t", f"{seconds:g}"], timeout=120).out
-            after = proc_stat(host.run(read).out)
-        received = json.loads(out)["end"]["sum_received"]
-        return {
-            "tcp_stream": received["bits_per_second"] / GIGA,
-            "cpu_per_gb": (after - before) / (received["bytes"] / GIGA),
-        }
+    def tcp(self, seconds: int, size: int | None = None) -> dict[str, float]:
+        """iperf3 with writes of ``size`` bytes, and what the host's CPUs did: guests, back ends, bridge, everything."""
+        received, used = self._iperf(seconds, *(["-l", str(size)] if size else []))
+        found = {"tcp_stream": received["bits_per_second"] / GIGA}
+        if received["bytes"]:
+            found["cpu_per_gb"] = used / (received["bytes"] / GIGA)
+        return found
 
-    def udp(self, seconds: float) -> dict[str, float]:
-        """Datagrams of 60,000 bytes as fast as they go; the receiver's figure counts."""
-        end = self._iperf("-u", "-b", "0", "-l", "60000", "-t", f"{seconds:g}")
-        return {"udp_stream": end["sum_received"]["bits_per_second"] / GIGA}
+    def udp(self, seconds: int, size: int = 60000) -> dict[str, float]:
+        """Datagrams of ``size`` bytes as fast as they go; the receiver's figure counts."""
+        received, _ = self._iperf(seconds, "-u", "-b", "0", "-l", str(size))
+        return {"udp_stream": received["bits_per_second"] / GIGA}
+
+    def udp_mtu(self, seconds: int) -> dict[str, float]:
+        """The same with the largest datagrams that fit one Ethernet frame of 1,500 bytes."""
+        return {"udp_mtu": self.udp(seconds, 1472)["udp_stream"]}
 
     def netpipe(self, largest: int = 65536, repeats: int = 10) -> list[tuple[int, float, float]]:
         """NetPIPE: message size in bytes, Mbit/s, seconds one way; a bounded number of each."""
         bounds = ["-u", str(largest), "-n", str(repeats), "-p", "0"]
         target = "/run/vmloop/np.out"
+        patient = self.stage.patient
         with self.stage.g2.popen(["sh", "-c", f"exec NPtcp {' '.join(bounds)} >/dev/null"]) as server:
             # It says nothing when it listens, and its other half does not wait.
             wait = "until ss -Hltn sport = :5002 | grep -q LISTEN; do sleep 0.05; done"
-            self.stage.g2.run(f"timeout 20 sh -c '{wait}'")
-            self.stage.g1.run(f"NPtcp -h {self.stage.g2.ip} {' '.join(bounds)} -o {target}", timeout=180)
-            server.wait(30)
-        rows = [line.split() for line in self.stage.g1.run(["cat", target]).out.splitlines()]
-        return [(int(size), float(rate), float(seconds)) for size, rate, seconds in rows]
+            self.stage.g2.run(f"timeout 20 sh -c '{wait}'", timeout=patient(60))
+            self.stage.g1.run(f"NPtcp -h {self.stage.g2.ip} {' '.join(bounds)} -o {target}", timeout=patient(180))
+            server.wait(patient(30))
+        return netpipe_rows(self.stage.g1.run(["cat", target], timeout=patient(60)).out)
 
     # Slices
 
-    def take(self, path: str, test: Callable[[], dict[str, float]], retries: int = 2) -> Slice:
-        """Run one test on the path that is in use.
+    def take(
+        self, path: str, test: Callable[[], dict[str, float]], retries: int = 2, notes: dict[str, Any] | None = None
+    ) -> Slice:
+        """Run one test on the path that is in use. ``notes`` go into the record.
 
         A slice during which others used the CPUs outside is left out, and
         taken again, at most ``retries`` times; the last one counts then, and
-        says so. What it measured plays no part in that.
+        says so. What it measured plays no part in that. In virtual time no
+        slice is disturbed.
         """
         for attempt in range(retries + 1):
             began, before = self.outside.sample()
             values = test()
             ended, after = self.outside.sample()
-            one = Slice(path, values, began, ended - began, (after - before) / (ended - began))
+            others = (after - before) / (ended - began)
+            one = Slice(path, values, began, ended - began, others, notes=dict(notes or {}))
             self.slices.append(one)
-            if one.others <= DISTURBED:
+            if self.limit is None or one.others <= self.limit:
                 break
             one.notes["disturbed"] = True
             one.kept = attempt == retries
@@ -197,7 +185,7 @@ class Meter:
     def record(self) -> dict[str, Any]:
         """All slices, also those that were left out, and why."""
         return {
-            "disturbed_above_cpus": DISTURBED,
+            "disturbed_above_cpus": self.limit,
             "repeated": self.repeated,
             "kept_although_disturbed": sum(one.kept and "disturbed" in one.notes for one in self.slices),
             "slices": [asdict(one) for one in self.slices],
@@ -224,9 +212,13 @@ def describe_host(stage: Stage) -> dict[str, Any]:
         "accelerator": state["accelerator"],
         "host_kernel": state["host_kernel"],
         "guest_kernel": stage.g1.run(["uname", "-r"]).out.strip(),
+        "kind": stage.kind.name,
+        "hypervisor": stage.kind.version(stage.lab),
+        "virtual_time": stage.kind.virtual_time,
         "machine": stage.machine,
         "qemu": host.run("qemu-system-x86_64 --version | head -n 1").out.strip(),
-        "standard_network": "virtio-net, vhost-net, bridge",
+        "standard_network": stage.kind.standard_network,
+        "cpu_time": stage.kind.cpu_time,
         "clocksource": {
             "host": host.run(["cat", source]).out.strip(),
             "guest": stage.g1.run(["cat", source]).out.strip(),

@@ -2,41 +2,39 @@
 """Rounds of slices: each round takes every test on one path, then on the other."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
+from .hosts import Lengths
 from .measure import Meter, Slice
 from .stage import PATHS
 
 Say = Callable[[str, Slice | None], None]
 """Hears what is about to be done, and each slice that was taken."""
 
-STEPS_OF_A_ROUND = 5 * len(PATHS)
+TESTS: dict[str, Callable[[Meter, Lengths], dict[str, float]]] = {
+    "ping": lambda meter, lengths: meter.ping(lengths.ping),
+    "request and response": lambda meter, lengths: meter.request_response(lengths.request_response),
+    "TCP": lambda meter, lengths: meter.tcp(lengths.tcp),
+    "UDP": lambda meter, lengths: meter.udp(lengths.udp),
+    "UDP, one frame each": lambda meter, lengths: meter.udp_mtu(lengths.udp),
+}
+
+STEPS_OF_A_ROUND = (1 + len(TESTS)) * len(PATHS)
 """How often Say hears of something that is about to be done."""
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """How much each slice measures: packets, and seconds."""
-
-    ping: int = 500
-    request_response: int = 2
-    tcp: float = 3
-    udp: float = 2
+def order(number: int) -> tuple[str, ...]:
+    """The paths in a round's order: who begins changes from round to round."""
+    return PATHS if number % 2 == 0 else PATHS[::-1]
 
 
 def run_rounds(meter: Meter, rounds: int, lengths: Lengths, say: Say) -> None:
-    """Take all slices, in turn. Who begins changes from round to round."""
-    tests = {
-        "ping": lambda: meter.ping(lengths.ping),
-        "request and response": lambda: meter.request_response(lengths.request_response),
-        "TCP": lambda: meter.tcp(lengths.tcp),
-        "UDP": lambda: meter.udp(lengths.udp),
-    }
+    """Take all slices, in turn."""
     for number in range(rounds):
-        for path in PATHS if number % 2 == 0 else PATHS[::-1]:
+        for path in order(number):
             where = f"round {number + 1} of {rounds}, {path}"
             say(f"{where}: switching", None)
             meter.stage.use(path)
-            for name, test in tests.items():
+            for name, test in TESTS.items():
                 say(f"{where}: {name}", None)
-                say(f"{where}: {name}", meter.take(path, test))
+                say(f"{where}: {name}", meter.take(path, partial(test, meter, lengths)))

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The stage of a measurement: a KVM host with two guests, the agent, and a switch between two paths."""
+"""The stage of a measurement: a host with two guests, the agent, and a switch between two paths."""
 
 import json
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 from vmlab import Guest, Lab, LabFailed, paths
 from vmlab.errors import VmlabError
+from vmlab.process import SLOW
+
+from .hosts import StageHost
 
 BIN = paths.OUT / "bin"
 HERE = "/run/vmloop"
@@ -15,10 +19,13 @@ HERE = "/run/vmloop"
 
 PATHS = ("standard", "channel")
 
+RING_SIZE = 4 << 20
+"""Bytes of each ring, where nothing else is wanted."""
+
 
 def wait_for(look: Callable[[], bool], seconds: float, what: str) -> None:
     """Look until it is so. Raises VmlabError after ``seconds``."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * SLOW
     while not look():
         if time.monotonic() > deadline:
             raise VmlabError(f"not within {seconds:g} s: {what}")
@@ -28,11 +35,14 @@ def wait_for(look: Callable[[], bool], seconds: float, what: str) -> None:
 class Stage:
     """Two guests and an agent. A context manager; its end is the end of the lab."""
 
-    def __init__(self, name: str, kernel: str = "6.1", machine: str = "pc", policy: str = "idle_ms = 0\n") -> None:
+    def __init__(
+        self, name: str, kind: StageHost, kernel: str = "6.1", machine: str = "", ring_size: int = RING_SIZE
+    ) -> None:
         self.name = name
+        self.kind = kind
         self.kernel = kernel
         self.machine = machine
-        self.policy = policy
+        self.ring_size = ring_size
         self.retries: list[str] = []
         self.loaded = False
 
@@ -41,7 +51,9 @@ class Stage:
         try:
             self.g1 = self.lab.guest("g1")
             self.g2 = self.lab.guest("g2")
+            self.machine = self.g1.spec.machine
             self._start_agent()
+            self.processors = self.kind.processors(self.lab)
         except BaseException:
             self.lab.down()
             raise
@@ -55,7 +67,15 @@ class Stage:
     def _boot(self) -> Lab:
         for attempt in range(3):
             try:
-                return Lab.up(self.name, 2, kernel=self.kernel, machine=self.machine, bound=True)
+                return Lab.up(
+                    self.name,
+                    2,
+                    kind=self.kind.name,
+                    kernel=self.kernel,
+                    machine=self.machine,
+                    virtual_time=self.kind.virtual_time,
+                    bound=True,
+                )
             except LabFailed as error:
                 # The stage broke, not what is measured on it.
                 self.retries.append(str(error))
@@ -63,55 +83,80 @@ class Stage:
                     raise
         raise AssertionError("not reached")
 
+    def patient(self, seconds: float) -> float:
+        """How long to wait outside for what may take so long inside."""
+        return seconds * self.kind.patience
+
+    def now(self) -> float:
+        """Seconds since some moment in the past, as the guests count them."""
+        return self.kind.now(self.lab)
+
+    # The agent
+
+    def _command(self, *words: str, check: bool = True) -> int:
+        """Run the vmloop command in the host; returns its status."""
+        command = [f"{HERE}/vmloop", "--host", *words]
+        return self.lab.host.run(command, check=check, timeout=self.patient(60)).code
+
+    def _write_policy(self) -> None:
+        text = f"idle_ms = 0\nring_size = {self.ring_size}\n"
+        self.lab.host.run(f"cat >{HERE}/policy.toml", stdin=text, timeout=self.patient(60))
+
     def _start_agent(self) -> None:
         host = self.lab.host
-        host.run(
-            f"mkdir -p {HERE} && cp {BIN}/vmloopd {BIN}/vmloop {HERE}/ && cat >{HERE}/policy.toml", stdin=self.policy
-        )
+        copying = self.patient(60)
+        host.run(f"mkdir -p {HERE} && cp {BIN}/vmloopd {BIN}/vmloop {HERE}/", timeout=copying)
+        self._write_policy()
         for guest in self.guests:
-            guest.run(f"mkdir -p {HERE} && cp {BIN}/vmloop {HERE}/")
+            guest.run(f"mkdir -p {HERE} && cp {BIN}/vmloop {HERE}/", timeout=copying)
         log = "/run/vmlab/lab/host/vmloopd.log"
-        self.agent = host.popen(f"exec {HERE}/vmloopd --policy {HERE}/policy.toml >>{log} 2>&1")
+        options = f"--hypervisor {self.kind.hypervisor} --policy {HERE}/policy.toml"
+        self.agent = host.popen(f"exec {HERE}/vmloopd {options} >>{log} 2>&1")
 
         def answers() -> bool:
             if self.agent.poll() is not None:
                 raise VmlabError(f"vmloopd ended: see {self.lab.directory}/host/vmloopd.log")
-            return host.run([f"{HERE}/vmloop", "--host", "status"], check=False).code == 0
+            return self._command("status", check=False) == 0
 
-        wait_for(answers, 15, "vmloopd answers")
+        wait_for(answers, self.patient(15), "vmloopd answers")
         for guest in self.guests:
-            host.run([f"{HERE}/vmloop", "--host", "attach", "--qmp", guest.qmp_socket, "--name", guest.name])
+            words = self.kind.attach(guest)
+            if words:
+                self._command(*words)
+
+    # The guests
 
     @property
     def guests(self) -> tuple[Guest, Guest]:
         """Both guests."""
         return self.g1, self.g2
 
-    def both(self, command: str, timeout: float = 60) -> None:
+    def both(self, command: str) -> None:
         """Run a command in both guests at the same time."""
         with self.g1.popen(command) as one, self.g2.popen(command) as other:
             for process in (one, other):
-                result = process.wait(timeout)
+                result = process.wait(self.patient(60))
                 if result.code:
                     raise VmlabError(f"{process.machine}: {command}: {result.err.strip()}")
 
     def load(self) -> None:
         """Load the modules; returns at once, the channel comes with the traffic."""
-        self.both("modprobe -a vmloop_ivshmem vmloop_net")
+        self.both(f"modprobe -a {self.kind.transport} vmloop_net")
         self.loaded = True
 
     def unload(self) -> None:
         """Unload the modules."""
-        self.both("rmmod vmloop_net vmloop_ivshmem vmloop")
+        self.both(f"rmmod vmloop_net {self.kind.transport} vmloop")
         self.loaded = False
+
+    def _peer(self, guest: Guest, name: str) -> dict[str, Any]:
+        """What a guest's modules say of a peer; nothing if they do not know it."""
+        out = guest.run([f"{HERE}/vmloop", "--guest", "ls", "--json"], timeout=self.patient(60)).out
+        return next((dict(one) for one in json.loads(out) if one["name"] == name), {})
 
     def channel_is_up(self) -> bool:
         """Whether both guests use the channel."""
-        for guest, peer in (self.guests, self.guests[::-1]):
-            peers = json.loads(guest.run([f"{HERE}/vmloop", "--guest", "ls", "--json"]).out)
-            if not any(one["name"] == peer.name and one["state"] == "up" for one in peers):
-                return False
-        return True
+        return all(self._peer(a, b.name).get("state") == "up" for a, b in (self.guests, self.guests[::-1]))
 
     def use(self, path: str) -> None:
         """Switch to a path; returns when it is in use."""
@@ -121,12 +166,28 @@ class Stage:
             self.both(f"{HERE}/vmloop --guest on")
 
             def is_up() -> bool:
-                self.g1.run(["ping", "-c", "1", "-W", "1", "-q", self.g2.ip], check=False)
+                self.g1.run(["ping", "-c", "1", "-W", "1", "-q", self.g2.ip], check=False, timeout=self.patient(60))
                 return self.channel_is_up()
 
-            wait_for(is_up, 20, "the channel is up")
+            wait_for(is_up, self.patient(20), "the channel is up")
+            made = self._peer(self.g1, self.g2.name).get("ring_size")
+            if made != self.ring_size:
+                raise VmlabError(f"rings of {made} bytes were made instead of {self.ring_size}: is memory short?")
         else:
             self.both(f"{HERE}/vmloop --guest off")
-            wait_for(lambda: not self.channel_is_up(), 20, "the channel is closed")
+            wait_for(lambda: not self.channel_is_up(), self.patient(20), "the channel is closed")
         # Neighbours and caches are as they will be.
-        self.g1.run(["ping", "-c", "10", "-i", "0.01", "-q", self.g2.ip])
+        self.g1.run(["ping", "-c", "10", "-i", "0.01", "-q", self.g2.ip], timeout=self.patient(60))
+
+    def set_ring_size(self, size: int) -> None:
+        """Have channels from now on made with rings of ``size`` bytes each, a power of two.
+
+        Ends on the standard network where that is a change: a channel keeps the
+        rings that it was made with.
+        """
+        if size == self.ring_size:
+            return
+        self.use("standard")
+        self.ring_size = size
+        self._write_policy()
+        self._command("policy", "reload")

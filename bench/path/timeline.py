@@ -2,7 +2,6 @@
 """Throughput of one long connection over time, while the modules come and go under it."""
 
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,9 +9,13 @@ from typing import Any
 from vmlab.errors import VmlabError
 from vmlab.process import Process
 
+from .hosts import Spans
 from .stage import Stage, wait_for
 
 INTERVAL = 0.25
+
+CALIBRATE = 8
+"""Lines by which the connection's start is found: asking for the time disturbs, where it is asked in a machine."""
 
 LINE = re.compile(r"^\[ *\d+\] +([\d.]+)-([\d.]+) +sec +[\d.]+ \w+ +([\d.]+) ([KMG]?)bits/sec", re.MULTILINE)
 SCALE = {"": 1e-9, "K": 1e-6, "M": 1e-3, "G": 1.0}
@@ -37,11 +40,16 @@ class Timeline:
 class Recorder:
     """Reads an iperf3 server's lines as they come."""
 
-    def __init__(self, server: Process, show: Callable[[float, float], None]) -> None:
+    def __init__(
+        self, server: Process, show: Callable[[float, float], None], now: Callable[[], float], patience: float = 1
+    ) -> None:
         self.server = server
         self.show = show
+        self.now = now
+        """The guests' clock, which need not go as ours does."""
+        self.patience = patience
         self.zero: float | None = None
-        """The connection's start on our own clock: the earliest that any line allows."""
+        """The connection's start on that clock: the earliest that any line allows."""
         self.points: list[tuple[float, float]] = []
 
     def poll(self) -> None:
@@ -51,8 +59,9 @@ class Recorder:
             # Neither the line that sums up, nor one that is repeated at the end.
             if float(end) <= last or float(begin) < last - INTERVAL / 2:
                 continue
-            zero = time.monotonic() - float(end)
-            self.zero = zero if self.zero is None else min(self.zero, zero)
+            if len(self.points) < CALIBRATE:
+                zero = self.now() - float(end)
+                self.zero = zero if self.zero is None else min(self.zero, zero)
             self.points.append((float(end), float(rate) * SCALE[scale]))
             self.show(*self.points[-1])
 
@@ -63,39 +72,44 @@ class Recorder:
 
     def wait_until(self, seconds: float) -> None:
         """Go on recording until the connection is so old."""
-        wait_for(lambda: self.age() >= seconds, seconds + 60, "iperf3 goes on")
+        wait_for(lambda: self.age() >= seconds, (seconds + 60) * self.patience, "iperf3 goes on")
+
+    def moment(self) -> float:
+        """How old the connection is now; 0 before its first line."""
+        self.poll()
+        return 0.0 if self.zero is None else self.now() - self.zero
 
 
-def record(stage: Stage, before: float, during: float, after: float, show: Callable[[float, float], None]) -> Timeline:
+def record(stage: Stage, spans: Spans, show: Callable[[float, float], None]) -> Timeline:
     """A connection: so long without the modules, with them, and without them again."""
     timeline = Timeline()
-    total = before + during + after
+    # It is ended when all is seen; switching takes its time too.
+    most = spans.before + spans.during + spans.after + 60
     with stage.g2.popen(["iperf3", "-s", "-1", "-i", str(INTERVAL), "--forceflush"]) as server:
-        server.wait_for("Server listening", 20)
-        with stage.g1.popen(["iperf3", "-c", stage.g2.ip, "-t", f"{total + 10:g}", "-i", "0"]) as client:
-            recorder = Recorder(server, show)
+        server.wait_for("Server listening", stage.patient(20))
+        with stage.g1.popen(["iperf3", "-c", stage.g2.ip, "-t", f"{most:.0f}", "-i", "0"]) as client:
+            recorder = Recorder(server, show, stage.now, stage.kind.patience)
 
             def happened(what: str) -> float:
-                recorder.poll()
-                now = time.monotonic() - (recorder.zero or time.monotonic())
+                now = recorder.moment()
                 timeline.events.append({"at": round(now, 2), "what": what})
                 return now
 
-            recorder.wait_until(before)
+            recorder.wait_until(spans.before)
             happened("modprobe")
             stage.load()
-            wait_for(lambda: recorder.age() >= 0 and stage.channel_is_up(), 20, "the channel is up")
+            wait_for(lambda: recorder.age() >= 0 and stage.channel_is_up(), stage.patient(20), "the channel is up")
             up = happened("channel up")
-            recorder.wait_until(up + during)
+            recorder.wait_until(up + spans.during)
             happened("rmmod")
             stage.unload()
             down = happened("unloaded")
-            recorder.wait_until(down + after)
+            recorder.wait_until(down + spans.after)
             # It has shown that it lives; its own end would come later.
             if client.poll() is not None:
                 timeline.broke = True
                 raise VmlabError(f"the connection broke: {client.err}")
             client.terminate()
-            client.wait(20)
+            client.wait(stage.patient(20))
     timeline.points = recorder.points
     return timeline

@@ -17,6 +17,11 @@
 #include <net/page_pool.h>
 #endif
 
+/* skb_gso_validate_network_len() moved there. */
+#ifdef HAVE_GSO_H
+#include <net/gso.h>
+#endif
+
 /* Debian's page allocator has 32 KiB at hand; a 64 KiB frame takes three. */
 #define NET_PAGES_ORDER	3
 

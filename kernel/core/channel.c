@@ -339,8 +339,12 @@ void vmloop_channel_shut(struct vmloop_channel *channel, bool peer_alive)
 	RCU_INIT_POINTER(channel->peer->up, NULL);
 	WRITE_ONCE(channel->state, VMLOOP_CHANNEL_CLOSING);
 	vmloop_peer_set_state(channel->peer, VMLOOP_CHANNEL_CLOSING, 0);
-	/* No producer is left in the lane, and none sets the stall timer. */
-	synchronize_net();
+	/*
+	 * No producer is left in the lane, and none sets the stall timer.
+	 * Expedited, here and below: a guest that is to be saved stands still
+	 * until both sides of all its channels are done.
+	 */
+	synchronize_rcu_expedited();
 	if (was_up)
 		lane->path->lane_down(lane);
 	del_timer_sync(&channel->stall);
@@ -392,7 +396,8 @@ static void channel_end(struct vmloop_channel *channel)
 	 */
 	link->used = true;
 	RCU_INIT_POINTER(link->channel, NULL);
-	synchronize_rcu();	/* no doorbell looks at the lane any more */
+	/* No doorbell looks at the lane any more. */
+	synchronize_rcu_expedited();
 	channel->lane.path->lane_close(&channel->lane);
 	/* Pairs with the peer's acquire: we touch nothing of it any more. */
 	virt_store_release(&channel->region.ours->state, VMLOOP_SIDE_CLOSED);

@@ -122,6 +122,11 @@ void vmloop_directory_clear(struct vmloop_transport *transport);
 u64 vmloop_peer_counter(const struct vmloop_peer *peer,
 			enum vmloop_counter counter);
 
+/* route.c */
+void vmloop_routes_add(struct vmloop_interface *interface,
+		       const struct vmloop_interface *old);
+void vmloop_routes_remove(struct vmloop_interface *interface);
+
 /* channel.c */
 void vmloop_channels_adopt(struct vmloop_transport *transport);
 void vmloop_channels_report(struct vmloop_transport *transport);

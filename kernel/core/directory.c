@@ -3,8 +3,9 @@
  * directory.c - who is here: peers and their interfaces, as the host agent
  * says, and the asking for a channel to one of them.
  *
- * Owns the peers and the hash of interfaces. Changes happen in process
- * context under the core mutex; the data path reads the hash under RCU.
+ * Owns the peers, the hash of interfaces, and what the directory says of our
+ * own interfaces. Changes happen in process context under the core mutex; the
+ * data path reads the hash under RCU.
  */
 #include <linux/jhash.h>
 #include <linux/rculist.h>
@@ -83,7 +84,10 @@ EXPORT_SYMBOL_GPL(vmloop_mac_is_local);
 
 static void interface_remove(struct vmloop_interface *interface)
 {
-	hlist_del_rcu(&interface->node);
+	vmloop_routes_remove(interface);
+	/* None of ours is in the hash. */
+	if (interface->peer)
+		hlist_del_rcu(&interface->node);
 	list_del(&interface->list);
 	kfree_rcu(interface, rcu);
 }
@@ -319,6 +323,35 @@ static void peer_remove(struct vmloop_peer *peer)
 	vmloop_peer_put(peer);
 }
 
+/* An interface as the directory says; found by its addresses, not listed yet. */
+static struct vmloop_interface *
+interface_new(struct vmloop_peer *peer, const struct vmloop_msg_peer *entry,
+	      const struct vmloop_interface *old, u64 mark)
+{
+	struct vmloop_interface *interface;
+
+	interface = kzalloc(sizeof(*interface), GFP_KERNEL);
+	if (!interface)
+		return NULL;
+	interface->peer = peer;
+	ether_addr_copy(interface->local_mac, entry->local_mac);
+	ether_addr_copy(interface->mac, entry->mac);
+	ether_addr_copy(interface->gateway, entry->gateway);
+	interface->flags = entry->flags;
+	interface->mtu = entry->mtu;
+	if (!(entry->flags & VMLOOP_PEER_KEEP)) {
+		interface->ip_count = min_t(u16, entry->ip_count,
+					    VMLOOP_PEER_IPS);
+		memcpy(interface->ip, entry->ip, sizeof(interface->ip));
+	} else if (old) {
+		interface->ip_count = old->ip_count;
+		memcpy(interface->ip, old->ip, sizeof(interface->ip));
+	}
+	interface->mark = mark;
+	vmloop_routes_add(interface, old);
+	return interface;
+}
+
 static void interface_update(struct vmloop_peer *peer,
 			     const struct vmloop_msg_peer *entry, u64 mark)
 {
@@ -329,20 +362,13 @@ static void interface_update(struct vmloop_peer *peer,
 	if (old && old->peer != peer && !old->peer->gone)
 		return;
 
-	interface = kzalloc(sizeof(*interface), GFP_KERNEL);
+	interface = interface_new(peer, entry, old, mark);
 	if (!interface)
 		return;
-	interface->peer = peer;
-	ether_addr_copy(interface->local_mac, entry->local_mac);
-	ether_addr_copy(interface->mac, entry->mac);
-	interface->flags = entry->flags;
-	interface->mtu = entry->mtu;
-	interface->ip_count = min_t(u16, entry->ip_count, VMLOOP_PEER_IPS);
-	memcpy(interface->ip, entry->ip, sizeof(interface->ip));
-	interface->mark = mark;
 	list_add_tail(&interface->list, &peer->interfaces);
 
 	if (old) {
+		vmloop_routes_remove(old);
 		hlist_replace_rcu(&old->node, &interface->node);
 		list_del(&old->list);
 		kfree_rcu(old, rcu);
@@ -352,12 +378,42 @@ static void interface_update(struct vmloop_peer *peer,
 	}
 }
 
+/* One of our own interfaces, with the addresses that peers know of. */
+static void ours_update(struct vmloop_transport *transport,
+			const struct vmloop_msg_peer *entry, u64 mark)
+{
+	struct vmloop_interface *interface, *one, *old = NULL;
+
+	list_for_each_entry(one, &transport->ours, list)
+		if (ether_addr_equal(one->local_mac, entry->local_mac))
+			old = one;
+	interface = interface_new(NULL, entry, old, mark);
+	if (!interface)
+		return;
+	list_add_tail(&interface->list, &transport->ours);
+	if (old)
+		interface_remove(old);
+}
+
+/* Those of ours that no directory of this mark names any more. */
+static void ours_sweep(struct vmloop_transport *transport, u64 mark)
+{
+	struct vmloop_interface *interface, *next;
+
+	list_for_each_entry_safe(interface, next, &transport->ours, list)
+		if (interface->mark != mark)
+			interface_remove(interface);
+}
+
 static bool entry_is_good(const struct vmloop_transport *transport,
 			  const struct vmloop_msg_peer *entry)
 {
-	return entry->id && entry->id != transport->id &&
-	       is_valid_ether_addr(entry->mac) &&
-	       is_valid_ether_addr(entry->local_mac);
+	if (!entry->id || !is_valid_ether_addr(entry->mac) ||
+	    !is_valid_ether_addr(entry->local_mac))
+		return false;
+	if (entry->flags & VMLOOP_PEER_ROUTED)
+		return is_valid_ether_addr(entry->gateway);
+	return entry->id != transport->id;
 }
 
 static void entry_apply(struct vmloop_transport *transport,
@@ -490,7 +546,7 @@ void vmloop_directory_end(struct vmloop_transport *transport, u64 generation)
 	struct vmloop_interface *interface, *next;
 	struct staged_peer *staged;
 	struct vmloop_peer *peer;
-	static u64 mark;	/* under the core mutex */
+	static u64 mark;	/* under the core mutex; 0 is no directory's */
 
 	mutex_lock(&vmloop_mutex);
 	if (generation != transport->staged_generation)
@@ -501,8 +557,13 @@ void vmloop_directory_end(struct vmloop_transport *transport, u64 generation)
 	while ((peer = peer_to_remove(transport)))
 		peer_remove(peer);
 
-	list_for_each_entry(staged, &transport->staged, list)
-		entry_apply(transport, &staged->entry, mark);
+	list_for_each_entry(staged, &transport->staged, list) {
+		if (staged->entry.id == transport->id)
+			ours_update(transport, &staged->entry, mark);
+		else
+			entry_apply(transport, &staged->entry, mark);
+	}
+	ours_sweep(transport, mark);
 
 	list_for_each_entry(peer, &vmloop_peers, list) {
 		if (peer->transport != transport)
@@ -533,6 +594,7 @@ void vmloop_directory_clear(struct vmloop_transport *transport)
 
 	lockdep_assert_held(&vmloop_mutex);
 	staged_clear(transport);
+	ours_sweep(transport, 0);
 	while ((peer = peer_to_remove(transport)))
 		peer_remove(peer);
 }

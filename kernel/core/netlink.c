@@ -31,7 +31,8 @@ enum {
 	STATUS_PEERS,
 	STATUS_CHANNELS_UP,
 	STATUS_TRANSPORT,
-	STATUS_MAX = STATUS_TRANSPORT,
+	STATUS_ROUTED_IP,
+	STATUS_MAX = STATUS_ROUTED_IP,
 };
 
 enum {
@@ -56,6 +57,7 @@ enum {
 	INTERFACE_FLAGS,
 	INTERFACE_MTU,
 	INTERFACE_IP,
+	INTERFACE_GATEWAY,
 };
 
 /* Padding of 64-bit attributes: no attribute, as the kernel aligns on x86. */
@@ -69,10 +71,24 @@ bool vmloop_enabled(void)
 	return READ_ONCE(enabled);
 }
 
+static int ips_fill(struct sk_buff *skb, int attribute,
+		    const struct vmloop_interface *interface)
+{
+	unsigned int i;
+
+	for (i = 0; i < interface->ip_count; i++)
+		if (nla_put(skb, attribute,
+			    interface->ip[i].family == VMLOOP_ADDR_IPV4 ? 4 : 16,
+			    interface->ip[i].ip))
+			return -EMSGSIZE;
+	return 0;
+}
+
 static int status_fill(struct sk_buff *skb)
 {
 	const struct vmloop_transport *transport;
 	u64 id = 0, epoch = 0, agent = 0;
+	const struct vmloop_interface *interface;
 	const struct vmloop_peer *peer;
 	u32 peers = 0, up = 0;
 	const char *name = "";
@@ -89,6 +105,10 @@ static int status_fill(struct sk_buff *skb)
 		if (nla_put_string(skb, STATUS_TRANSPORT, transport->name))
 			return -EMSGSIZE;
 	}
+	list_for_each_entry(transport, &vmloop_transports, list)
+		list_for_each_entry(interface, &transport->ours, list)
+			if (ips_fill(skb, STATUS_ROUTED_IP, interface))
+				return -EMSGSIZE;
 	list_for_each_entry(peer, &vmloop_peers, list) {
 		peers++;
 		up += peer->state == VMLOOP_CHANNEL_UP;
@@ -162,7 +182,6 @@ static int peer_fill_interfaces(struct sk_buff *skb,
 {
 	const struct vmloop_interface *interface;
 	struct nlattr *nest;
-	unsigned int i;
 
 	list_for_each_entry(interface, &peer->interfaces, list) {
 		nest = nla_nest_start(skb, PEER_INTERFACE);
@@ -171,14 +190,13 @@ static int peer_fill_interfaces(struct sk_buff *skb,
 			    interface->local_mac) ||
 		    nla_put(skb, INTERFACE_MAC, ETH_ALEN, interface->mac) ||
 		    nla_put_u32(skb, INTERFACE_FLAGS, interface->flags) ||
-		    nla_put_u32(skb, INTERFACE_MTU, interface->mtu))
+		    nla_put_u32(skb, INTERFACE_MTU, interface->mtu) ||
+		    ips_fill(skb, INTERFACE_IP, interface))
 			return -EMSGSIZE;
-		for (i = 0; i < interface->ip_count; i++)
-			if (nla_put(skb, INTERFACE_IP,
-				    interface->ip[i].family ==
-				    VMLOOP_ADDR_IPV4 ? 4 : 16,
-				    interface->ip[i].ip))
-				return -EMSGSIZE;
+		if ((interface->flags & VMLOOP_PEER_ROUTED) &&
+		    nla_put(skb, INTERFACE_GATEWAY, ETH_ALEN,
+			    interface->gateway))
+			return -EMSGSIZE;
 		nla_nest_end(skb, nest);
 	}
 	return 0;

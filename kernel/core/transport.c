@@ -19,6 +19,7 @@ LIST_HEAD(vmloop_transports);
 int vmloop_transport_register(struct vmloop_transport *transport)
 {
 	INIT_LIST_HEAD(&transport->staged);
+	INIT_LIST_HEAD(&transport->ours);
 	mutex_lock(&vmloop_mutex);
 	list_add_tail(&transport->list, &vmloop_transports);
 	mutex_unlock(&vmloop_mutex);

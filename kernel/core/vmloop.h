@@ -34,6 +34,9 @@
 
 #define VMLOOP_VERSION	"0.1.0"
 
+/* What all modules together understand, for the agent to know. */
+#define VMLOOP_FEATURES	(VMLOOP_F_LARGE | VMLOOP_F_GSO_UDP | VMLOOP_F_ROUTED)
+
 struct vmloop_channel;
 struct vmloop_lane;
 struct vmloop_link;
@@ -196,16 +199,33 @@ void vmloop_peer_want(struct vmloop_peer *peer);
 /* Directory -------------------------------------------------------------- */
 
 /**
+ * struct vmloop_route - one of an interface's addresses, where packets find it
+ * @interface: whose
+ * @ip: the address
+ * @since: when the directory first named it, in jiffies
+ * @node: in the hash of all routes; under the core mutex, read under RCU
+ */
+struct vmloop_route {
+	struct vmloop_interface *interface;
+	const struct vmloop_msg_address *ip;
+	u64 since;
+	struct hlist_node node;
+};
+
+/**
  * struct vmloop_interface - a peer's interface, seen from one of ours
- * @peer: whose it is
+ * @peer: whose it is; NULL for one of ours, with the addresses that peers know
  * @local_mac: the interface of ours
  * @mac: the peer's interface
+ * @gateway: with VMLOOP_PEER_ROUTED: the host's address where ours is
  * @flags: VMLOOP_PEER_*
  * @mtu: of the network between the two, in bytes; 0 if not known
  * @ip_count: entries of @ip
  * @ip: its addresses, for people and for routed mode
- * @node: in the hash of all interfaces; under the core mutex, read under RCU
- * @list: in @peer's list; under the core mutex
+ * @route: with VMLOOP_PEER_ROUTED: where each of @ip is found
+ * @node: in the hash of all interfaces, unless ours; under the core mutex, read
+ *	under RCU
+ * @list: in @peer's list, or the transport's; under the core mutex
  * @mark: of the directory that last named it; under the core mutex
  * @rcu: frees it
  */
@@ -213,10 +233,12 @@ struct vmloop_interface {
 	struct vmloop_peer *peer;
 	u8 local_mac[ETH_ALEN] __aligned(2);
 	u8 mac[ETH_ALEN] __aligned(2);
+	u8 gateway[ETH_ALEN] __aligned(2);
 	u32 flags;
 	u16 mtu;
 	u16 ip_count;
 	struct vmloop_msg_address ip[VMLOOP_PEER_IPS];
+	struct vmloop_route route[VMLOOP_PEER_IPS];
 
 	struct hlist_node node;
 	struct list_head list;
@@ -227,6 +249,11 @@ struct vmloop_interface {
 struct vmloop_interface *vmloop_interface_find(const u8 *local_mac,
 					       const u8 *mac);
 bool vmloop_mac_is_local(const u8 *mac);
+struct vmloop_interface *vmloop_route_find(const u8 *local_mac,
+					   const u8 *gateway, u8 family,
+					   const void *ip);
+bool vmloop_route_is_ours(const u8 *local_mac, u8 family, const void *ip);
+bool vmloop_route_is_known(const u8 *local_mac, u8 family, const void *ip);
 
 /* Transports ------------------------------------------------------------- */
 
@@ -260,6 +287,7 @@ struct vmloop_transport_ops {
  * @idle_ms: report a channel as idle after so many milliseconds, 0 for never
  * @guest: our name on the host
  * @list: in the core's list of transports
+ * @ours: our own interfaces, as its peers know them
  * @staged: entries of the directory that is being received
  * @staged_count: entries of @staged
  * @staged_generation: of that directory
@@ -278,6 +306,7 @@ struct vmloop_transport {
 	u32 idle_ms;
 	char guest[64];
 	struct list_head list;
+	struct list_head ours;
 	struct list_head staged;
 	u32 staged_count;
 	u64 staged_generation;

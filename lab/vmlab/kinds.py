@@ -81,8 +81,16 @@ class HostKind(ABC):
         """Whether the hypervisor runs the guest."""
 
     @abstractmethod
-    def kill(self, guest: "Guest") -> None:
-        """Have the hypervisor end the guest at once; does not wait."""
+    def kill_command(self, guest: "Guest") -> str:
+        """A command of the host's shell that ends the guest at once; it may fail when there is none."""
+
+    @abstractmethod
+    def pause(self, guest: "Guest") -> None:
+        """Have the guest's CPUs stand still."""
+
+    @abstractmethod
+    def unpause(self, guest: "Guest") -> None:
+        """Have them go on."""
 
     @abstractmethod
     def stop(self, guest: "Guest") -> None:

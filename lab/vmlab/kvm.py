@@ -86,10 +86,15 @@ done
     def running(self, guest: "Guest") -> bool:
         return guest.pid is not None
 
-    def kill(self, guest: "Guest") -> None:
+    def kill_command(self, guest: "Guest") -> str:
         pid = guest.pid
-        if pid is not None:
-            guest.host.run(["kill", "-KILL", str(pid)], check=False)
+        return f"kill -KILL {pid}" if pid is not None else "true"
+
+    def pause(self, guest: "Guest") -> None:
+        guest.qmp("stop")
+
+    def unpause(self, guest: "Guest") -> None:
+        guest.qmp("cont")
 
     def stop(self, guest: "Guest") -> None:
         guest.qmp("quit")

@@ -261,8 +261,18 @@ class Guest(Machine):
 
     def kill(self) -> None:
         """End it at once (SIGKILL to its QEMU, or ``xl destroy``), and wait for that."""
-        self.lab.kind.kill(self)
+        found = self.host.run(self.lab.kind.kill_command(self), check=False)
+        if found.code and self.running:
+            raise GuestFailed(f"{self.name} could not be killed: {found.err.strip()}")
         self.wait_ended()
+
+    def pause(self) -> None:
+        """Have its CPUs stand still."""
+        self.lab.kind.pause(self)
+
+    def unpause(self) -> None:
+        """Have them go on."""
+        self.lab.kind.unpause(self)
 
     def stop(self) -> None:
         """End it without asking it, but let the hypervisor clean up."""

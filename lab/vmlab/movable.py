@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The root of guests that can be migrated.
+"""The root of guests that can be migrated, or saved.
 
-QEMU migrates no machine that has a 9p file system mounted, so such a guest
-keeps in its memory what others see of the outside: the programs named here
+QEMU migrates no machine that has a 9p file system mounted, and over Xen's rings
+none outlives a save, so such a guest keeps in its memory what others see of the outside: the programs named here
 with their libraries, busybox for everything else, and the kernel modules of the
 checkout. It gets all that in one archive, over 9p, before it lets go of that.
 """

@@ -64,7 +64,7 @@ class GuestSpec:
     host: str = FIRST_HOST
     """Where it is now."""
     movable: bool = False
-    """Has its root in memory, as QEMU migrates no machine that uses 9p."""
+    """Has its root in memory: no machine that uses 9p is migrated by QEMU, or restored by Xen."""
 
     def __post_init__(self) -> None:
         """Fill in what depends on the kernel."""

@@ -18,6 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from vmlab import Guest, Lab, paths
+from vmlab.xen import Xen
 
 from tests.guest.net import STALLS, Net, build_tools
 
@@ -37,9 +38,23 @@ ON_EACH = {
 """Tests that run on every stage."""
 
 
+def on_xen(stage: str) -> bool:
+    """Whether the host of a stage is a Xen host: its guests' machines say so."""
+    return stage.rpartition("-")[2] in Xen.machines
+
+
 def options(stage: str) -> dict[str, Any]:
     """The lab of a stage. Files of 1 GiB are kept in guests' memory."""
     kernel, _, machine = stage.rpartition("-")
+    if on_xen(stage):
+        return {
+            "kind": "xen",
+            "guests": 3,
+            "kernel": kernel,
+            "machine": machine,
+            "memory": 8192,
+            "guest_memory": 1536,
+        }
     return {
         "guests": 3,
         "kernel": kernel,
@@ -52,12 +67,17 @@ def options(stage: str) -> dict[str, Any]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_stage: does not depend on guests' kernels, runs on the first stage only")
+    config.addinivalue_line("markers", "kvm_only: uses what only a QEMU has: its devices, QMP")
+    config.addinivalue_line("markers", "xen_only: uses what only Xen has: grants, XenStore")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "stage" in metafunc.fixturenames:
         wanted = metafunc.config.getoption("--stages", default=None)
         stages = wanted.split(",") if wanted else STAGES
+        for mark, xen in (("kvm_only", False), ("xen_only", True)):
+            if metafunc.definition.get_closest_marker(mark):
+                stages = [stage for stage in stages if on_xen(stage) == xen]
         if metafunc.definition.get_closest_marker("one_stage"):
             stages = stages[:1]
         marked = [pytest.param(stage, id=stage, marks=pytest.mark.lab(**options(stage))) for stage in stages]

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,9 @@ BIN = paths.OUT / "bin"
 HERE = "/run/vmloop-test"
 """Where a machine has its own copies of all programs."""
 
-MODULES = ("vmloop_ivshmem", "vmloop_net")
+TRANSPORTS = {"kvm": "vmloop_ivshmem", "xen": "vmloop_xen"}
+"""What guests of each kind of host share memory by."""
+
 DROPS = ("drop_source", "drop_destination", "drop_vlan", "drop_malformed", "drop_memory", "drop_interface")
 
 POLICY = """\
@@ -148,8 +151,10 @@ class Net:
         self.host = lab.host
         self.agent: Process | None = None
         self.base = list(lab.guests)
-        self.slow = 5 if lab.guest("g1").spec.kernel == "debug" else 1
-        """By how much deadlines are longer than on an ordinary kernel."""
+        self.is_xen = lab.kind.name == "xen"
+        self.transport = TRANSPORTS[lab.kind.name]
+        self.slow = 5 if lab.guest("g1").spec.kernel == "debug" else 3 if self.is_xen else 1
+        """By how much deadlines are longer than on an ordinary kernel: an emulated dom0 is soon busy."""
 
     # The agent
 
@@ -176,7 +181,10 @@ class Net:
     def start_agent(self) -> None:
         """Start the agent; returns when it answers."""
         log = "/run/vmlab/lab/host/vmloopd.log"
-        self.agent = self.host.popen(f"exec {HERE}/vmloopd --policy {HERE}/policy.toml --log-level debug >>{log} 2>&1")
+        words = f"{HERE}/vmloopd --policy {HERE}/policy.toml --log-level debug"
+        if self.is_xen:
+            words += " --hypervisor xen"
+        self.agent = self.host.popen(f"exec {words} >>{log} 2>&1")
         agent = self.agent
 
         def answers() -> bool:
@@ -193,27 +201,29 @@ class Net:
         self.agent.wait(20)
         self.agent = None
 
-    def attach(self, guest: Guest) -> None:
-        """Tell the agent of a guest."""
-        self.command("attach", "--qmp", guest.qmp_socket, "--name", guest.name)
+    def attach(self, guest: Guest, again: bool = False) -> None:
+        """Tell the agent of a guest; on Xen it knows by itself, unless it was told to forget it."""
+        if not self.is_xen:
+            self.command("attach", "--qmp", guest.qmp_socket, "--name", guest.name)
+        elif again:
+            self.command("attach", guest.name)
 
     # Guests
 
     def prepare_guest(self, guest: Guest) -> None:
         """Give a guest that has just booted the programs and the modules."""
         programs = [*(TOOLS / name for name in ("control", "pattern", "shm", "stream")), BIN / "vmloop"]
-        guest.run(
-            f"mkdir -p {HERE} && cp {shlex.join(map(str, programs))} {HERE}/ && modprobe -a {' '.join(MODULES)}",
-            timeout=120 * self.slow,
-        )
+        copy = f"mkdir -p {HERE} && cp {shlex.join(map(str, programs))} {HERE}/"
+        guest.run(f"{copy} && modprobe -a {self.transport} vmloop_net", timeout=120 * self.slow)
 
     def load(self, guest: Guest) -> None:
         """Load all modules."""
-        guest.run(["modprobe", "-a", *MODULES], timeout=60 * self.slow)
+        guest.run(["modprobe", "-a", self.transport, "vmloop_net"], timeout=60 * self.slow)
 
-    def unload(self, guest: Guest, order: tuple[str, ...] = ("vmloop_net", "vmloop_ivshmem", "vmloop")) -> None:
-        """Unload the modules one by one."""
+    def unload(self, guest: Guest, order: tuple[str, ...] = ("vmloop_net", "transport", "vmloop")) -> None:
+        """Unload the modules one by one; "transport" is the host's."""
         for name in order:
+            name = self.transport if name == "transport" else name
             guest.run(["rmmod", name], timeout=60 * self.slow)
 
     def peers(self, guest: Guest) -> dict[str, Counters]:
@@ -239,6 +249,22 @@ class Net:
             return seen == [state]
 
         until(is_so, seconds * self.slow, f"{guest.name} has {state!r} for {peer.name}", seen)
+
+    def channel_count(self, guest: Guest) -> int:
+        """How many channels the guest's transport holds memory for."""
+        if self.is_xen:
+            return int(guest.run("cat /sys/module/vmloop_xen/parameters/channels").out)
+        found = json.loads(guest.run([f"{HERE}/shm", "list"]).out)
+        return sum(one["kind"] == 1 for one in found)
+
+    def left_behind(self, guest: Guest) -> list[str]:
+        """What the host still has of vmloop for a guest that was detached."""
+        if self.is_xen:
+            # That it was detached, and its epoch, stay there.
+            found = self.host.run(f"xenstore-list /local/domain/{guest.domid}/vmloop").out.split()
+            return [name for name in found if name not in ("detached", "epoch")]
+        devices = guest.qmp("qom-list", {"path": "/machine/peripheral"})
+        return [one["name"] for one in devices if one["name"].startswith("vmloop")]
 
     def bring_up(self, a: Guest, b: Guest, seconds: float = 20) -> None:
         """Send until the channel between two guests is up."""
@@ -266,26 +292,38 @@ class Net:
         return [(a, b) for n, a in enumerate(guests) for b in guests[n + 1 :]]
 
     def ensure(self) -> None:
-        """What each test finds: agent, modules in all guests, a channel for each pair."""
-        if self.host.run(["test", "-e", f"{HERE}/vmloopd"], check=False).code:
-            self.prepare_host()
-        if self.agent is None or self.agent.poll() is not None:
-            self.start_agent()
-        states: dict[str, dict[str, Counters]] = {}
-        attached = {guest["name"] for guest in self.listing()["guests"] if guest["state"] != "detaching"}
-        for name in self.base:
-            guest = self.lab.guest(name)
-            if name not in attached:
+        """What each test finds: agent, modules in all guests, a channel for each pair.
+
+        All machines are asked at the same time: every test begins with this.
+        """
+        guests = [self.lab.guest(name) for name in self.base]
+        with ThreadPoolExecutor(len(guests) + 1) as threads:
+            agent = threads.submit(self._ensure_agent)
+            states = dict(zip(self.base, threads.map(self._ensure_guest, guests), strict=True))
+            attached = agent.result()
+        for guest in guests:
+            if guest.name not in attached:
                 self.attach(guest)
-            try:
-                states[name] = self.peers(guest)
-            except CommandFailed:
-                self.prepare_guest(guest)
-                states[name] = {}
         for a, b in self.pairs():
             there, back = states[a.name].get(b.name), states[b.name].get(a.name)
             if not (there and back and there.state == back.state == "up"):
                 self.recover(a, b)
+
+    def _ensure_agent(self) -> set[str]:
+        """An agent that runs; returns the guests that it has."""
+        if self.agent is None or self.agent.poll() is not None:
+            if self.host.run(["test", "-e", f"{HERE}/vmloopd"], check=False).code:
+                self.prepare_host()
+            self.start_agent()
+        return {guest["name"] for guest in self.listing()["guests"] if guest["state"] != "detaching"}
+
+    def _ensure_guest(self, guest: Guest) -> dict[str, Counters]:
+        """Programs and modules in a guest; returns what its modules say of each peer."""
+        try:
+            return self.peers(guest)
+        except CommandFailed:
+            self.prepare_guest(guest)
+            return {}
 
     # Proof that the channel carried it
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.guest.net import HERE, until
 
-pytestmark = pytest.mark.one_stage
+pytestmark = [pytest.mark.one_stage, pytest.mark.kvm_only]
 
 QMP = f"{HERE}/machine.sock"
 WATCH = f"{HERE}/watch.sock"

@@ -14,6 +14,9 @@ import pytest
 
 from tests.guest.net import DROPS, HERE, TOOLS, until
 
+pytestmark = pytest.mark.kvm_only
+"""The attacker's tool finds memory by its PCI device."""
+
 QUIET = """
 add table netdev quiet
 add chain netdev quiet out { type filter hook egress device eth0 priority 0; }

@@ -66,8 +66,8 @@ def test_transfer_notices_a_stall(net, g1, g2):
     """The sender is paused for 1.2 s: longer than any transfer of the other tests may stand still."""
     with net.transfer(g1, g2) as transfer:
         transfer.wait_bytes(1_000_000)
-        g1.qmp("stop")
+        g1.pause()
         time.sleep(1.2)
-        g1.qmp("cont")
+        g1.unpause()
         transfer.wait_bytes(1_000_000)
         assert transfer.finish() > 1.0

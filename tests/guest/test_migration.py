@@ -3,6 +3,8 @@
 
 g1 stays on the first host. g2 is together with it, or apart on the other. Each
 test ends with traffic flowing and nothing left behind on either host.
+
+All but one round trip runs with --migrations only.
 """
 
 from collections.abc import Iterator
@@ -17,10 +19,10 @@ from bench.migration.stage import HERE, LAB, Stage, build_tools
 from bench.migration.trips import go
 from bench.path.stage import wait_for
 
-pytestmark = pytest.mark.lab(**LAB)
+pytestmark = [pytest.mark.lab(**LAB), pytest.mark.migrations]
 
 ROUND_TRIPS = 10
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 SLOW, FAST = 4 << 20, 128 << 20
 """Bytes a second of a migration: so that something can be done meanwhile; QEMU's own."""
 
@@ -98,25 +100,39 @@ def slowly(guest: Guest) -> Iterator[None]:
         here.qmp("migrate-set-parameters", {"max-bandwidth": FAST})
 
 
-def test_round_trips(two, request):
-    """There and back again under every kind of traffic; nothing breaks, nothing is lost by vmloop."""
+def round_trips(two: Stage, request: pytest.FixtureRequest, count: int, enough: int) -> None:
+    """There and back again under every kind of traffic; nothing breaks, nothing is lost by vmloop.
+
+    It goes on until g1 has received ``enough`` checked bytes.
+    """
     apart(two)
     trips = []
     with Load(two) as load:
-        for _ in range(2 * ROUND_TRIPS):
+        for _ in range(2 * count):
             trips.append(go(two, load))
             load.check()
-        wait_for(lambda: load.bytes() >= GIB, 600, "1 GiB of checked bytes")
+        wait_for(lambda: load.bytes() >= enough, 600, f"{enough} checked bytes")
         report = load.finish()
     request.node.user_properties.append(("trips", [trip.record() for trip in trips]))
     assert (report["connections_broken"], report["bytes_wrong"]) == (0, 0), report
-    assert min(report["bytes"]) >= GIB * 0.9
+    assert min(report["bytes"]) >= enough * 0.9
     for trip in trips:
         assert trip.down and trip.clean, f"not down before QEMU began: {trip}"
         assert trip.lost == 0, f"vmloop lost datagrams: {trip}"
         assert trip.added_pause_ms < 100, trip
         assert trip.rise is None or trip.rise < 2.0, f"the channel came too late: {trip}"
-    assert [trip.rise is not None for trip in trips] == [True, False] * ROUND_TRIPS
+    assert [trip.rise is not None for trip in trips] == [True, False] * count
+
+
+@pytest.mark.migrations(short=True)
+def test_a_round_trip(two, request):
+    """The one that runs by default."""
+    round_trips(two, request, 1, MIB)
+
+
+def test_round_trips(two, request):
+    """And again, until much has been checked."""
+    round_trips(two, request, ROUND_TRIPS, GIB)
 
 
 def test_by_the_agent(two):

@@ -4,6 +4,8 @@
 import json
 import os
 
+import pytest
+
 from tests.guest.net import HERE, until
 
 UNUSED = 3072
@@ -22,6 +24,7 @@ def find(guest, mark):
     return [int(line.split()[0]) for line in found.splitlines()]
 
 
+@pytest.mark.kvm_only
 def test_each_pair_has_memory_of_its_own(net, g1, g2, g3):
     """What is written into one pair's region is seen by that pair and nobody else."""
     guests = {"g1": g1, "g2": g2, "g3": g3}
@@ -37,6 +40,7 @@ def test_each_pair_has_memory_of_its_own(net, g1, g2, g3):
         assert find(guests[other], mark) == [], f"{other} sees what {a} and {b} share"
 
 
+@pytest.mark.kvm_only
 def test_a_channel_is_not_used_again(net, g1, g2):
     """The next channel of the same pair has new, zeroed memory."""
     mark = os.urandom(16).hex()
@@ -54,7 +58,7 @@ def test_guest_outside_of_the_group(net, g1, g2, g3):
     try:
         for guest in (g1, g2):
             net.wait_state(guest, g3, "gone")
-        until(lambda: not regions(g3), 10 * net.slow, "g3 has no channel device")
+        until(lambda: not net.channel_count(g3), 10 * net.slow, "g3 has no channel")
         before = net._taps()
         with net.serving(g3, f"{HERE}/pattern", "serve", "7000"):
             for guest in (g1, g2):
@@ -62,7 +66,7 @@ def test_guest_outside_of_the_group(net, g1, g2, g3):
                 g3.run(f"ping -c 3 -i 0.1 -q {guest.ip}")
         after = net._taps()
         assert after["g3"] - before["g3"] >= 2 * 2 * 20 * 50_000, "its traffic did not pass its tap"
-        assert not regions(g3)
+        assert not net.channel_count(g3)
         with net.carried(g1, g2, standard=50_000):
             g1.run(f"ping -c 5 -i 0.05 -q {g2.ip}")
     finally:
@@ -80,7 +84,7 @@ def test_fourth_guest(lab, net, g1, g2, g3):
         others = (g1, g2, g3)
         for other in others:
             net.bring_up(g4, other)
-        assert len(regions(g4)) == 3
+        assert net.channel_count(g4) == 3
         for other in others:
             with net.carried(g4, other):
                 g4.run(f"ping -c 3 -i 0.05 -q {other.ip}")

@@ -28,12 +28,23 @@ class Watch:
         self.sink = sink
 
     def on_channel(self, count=ENOUGH):
-        """The transfer goes on, and the channel carries it."""
+        """The transfer goes on, and the channel carries it.
+
+        Not every byte: what a full ring and its waiting list have no room for
+        takes the standard network, and a busy host leaves a receiver waiting.
+        """
         self.net.wait_state(self.source, self.sink, "up", 15)
         before = self.net.channel_bytes(self.source, self.sink)
+        arrived = self.transfer.bytes
+
+        def carried():
+            self.transfer.check()
+            return self.net.channel_bytes(self.source, self.sink) - before
+
         self.transfer.wait_bytes(count)
-        carried = self.net.channel_bytes(self.source, self.sink) - before
-        assert carried >= 0.9 * count, f"the channel carried only {carried} bytes of {count}"
+        until(lambda: carried() >= count, 20 * self.net.slow, f"the channel carries {count} bytes of the transfer")
+        arrived = self.transfer.bytes - arrived
+        assert carried() >= 0.5 * arrived, f"the channel carried only {carried()} bytes of {arrived}"
 
     def on_standard(self, count=ENOUGH // 6):
         """The transfer goes on, and no channel carries it."""
@@ -59,7 +70,7 @@ def watch(request, net, g1, g2):
 def judge(request, net, longest):
     STALLS.append({"test": request.node.nodeid.partition("::")[2], "seconds": longest})
     request.node.user_properties.append(("longest_stall_s", longest))
-    assert longest < LONGEST_STALL * net.slow, f"nothing arrived for {longest:.3f} s"
+    assert longest < (LONGEST_STALL if net.is_xen else LONGEST_STALL * net.slow), f"nothing arrived for {longest:.3f} s"
 
 
 def test_modprobe(net, g1, g2, request):
@@ -77,11 +88,11 @@ def test_modprobe(net, g1, g2, request):
 
 
 @pytest.mark.parametrize("who", ["sender", "receiver"])
-@pytest.mark.parametrize("first", ["vmloop_net", "vmloop_ivshmem"])
+@pytest.mark.parametrize("first", ["vmloop_net", "transport"])
 def test_rmmod(net, g1, g2, watch, who, first):
     """Unload and load again at one end, in either order."""
     guest = g1 if who == "sender" else g2
-    second = {"vmloop_net": "vmloop_ivshmem", "vmloop_ivshmem": "vmloop_net"}[first]
+    second = {"vmloop_net": "transport", "transport": "vmloop_net"}[first]
     watch.on_channel()
     net.unload(guest, (first,))
     watch.on_standard()
@@ -94,7 +105,7 @@ def test_rmmod(net, g1, g2, watch, who, first):
 def test_rmmod_everywhere(net, g1, g2, watch):
     """Both ends at the same time."""
     watch.on_channel()
-    words = "rmmod vmloop_net vmloop_ivshmem vmloop"
+    words = f"rmmod vmloop_net {net.transport} vmloop"
     with g1.popen(words) as one, g2.popen(words) as other:
         assert one.wait(60 * net.slow).code == 0
         assert other.wait(60 * net.slow).code == 0
@@ -158,6 +169,7 @@ def test_agent_killed_and_modules_loaded_again(net, g1, g2, watch):
     watch.on_channel()
 
 
+@pytest.mark.kvm_only
 @pytest.mark.parametrize("who", ["sender", "receiver"])
 def test_device_del(net, g1, g2, watch, who):
     """Somebody unplugs a channel's device past the agent."""
@@ -177,10 +189,11 @@ def test_detach(net, g1, g2, watch, who):
     guest = g1 if who == "sender" else g2
     watch.on_channel()
     net.command("detach", guest.name)
-    watch.on_standard()
-    devices = guest.qmp("qom-list", {"path": "/machine/peripheral"})
-    assert not [one["name"] for one in devices if one["name"].startswith("vmloop")], "left behind"
-    net.attach(guest)
+    try:
+        watch.on_standard()
+        assert not net.left_behind(guest)
+    finally:
+        net.attach(guest, again=True)
     watch.on_channel()
 
 
@@ -231,11 +244,11 @@ def test_peer_that_stands_still(net, g1, g2):
     with net.transfer(g1, g2) as transfer:
         watch = Watch(net, transfer, g1, g2)
         watch.on_channel()
-        g2.qmp("stop")
+        g2.pause()
         try:
             net.wait_state(g1, g2, "stalled", 2)
         finally:
-            g2.qmp("cont")
+            g2.unpause()
         watch.on_channel()
         assert net.peers(g1)["g2"]["stalls"] > before
         transfer.finish()
@@ -256,7 +269,7 @@ def test_peer_killed(net, g1, g2, g3, watch, agent):
         expected = "gone,none,closing" if agent == "with_agent" else "stalled"
         with (
             net.serving(g1, f"{HERE}/control", "until", "g3", expected) as notices,
-            net.serving(net.host, "sh", "-c", f"echo ready; kill -KILL {g3.pid}"),
+            net.serving(net.host, "sh", "-c", f"echo ready; {net.lab.kind.kill_command(g3)}"),
         ):
             killed = time.monotonic()
             notices.wait(10 * net.slow)

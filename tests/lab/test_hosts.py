@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from vmlab import CommandFailed, GuestFailed, paths
 
-pytestmark = pytest.mark.lab(hosts=2, guests=2)
+pytestmark = [pytest.mark.lab(hosts=2, guests=2), pytest.mark.migrations]
 
 
 def on(guest):

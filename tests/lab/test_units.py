@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vmlab import Guest, GuestFailed, Host, Lab, VmlabError, accel, kernels, movable, paths
-from vmlab.console import DETECTORS, ConsoleWatch, scan
-from vmlab.kinds import find_kind
+from vmlab import Guest, GuestFailed, Host, Lab, VmlabError, accel, kernels, movable, paths, pytest_plugin
+from vmlab.console import DETECTORS, ConsoleWatch, interrupted_twice, scan
+from vmlab.kinds import Outer, find_kind
 from vmlab.lab import start_time
 from vmlab.migration import migrate
 from vmlab.protocol import (
@@ -102,6 +102,76 @@ def test_watch_reports_each_line_once_and_waits_for_its_end(tmp_path):
     assert watch.check(files) == []
     log.write_text("WARNING: x\n")  # a new lab: the file is shorter than it was
     assert len(watch.check(files)) == 1
+
+
+TWICE = """\
+[  192.886236]  common_interrupt+0xf/0xa0
+[  192.886250]  asm_common_interrupt+0x22/0x40
+[  192.886261] RIP: 0010:irq_entries_start+0x98/0x660
+[  192.886288] Code: 00 cc 6a 2e e9 39 0b 00 00 cc <6a> 33 e9 11 0b 00 00 cc
+[  192.886294] RSP: 0000:fffffe0000002fd8 EFLAGS: 00000006
+[  192.886301] RAX: aa0e81e34c6de91d RBX: 00007ffc5b6f6860 RCX: 9e3779b97f4a7c15
+"""
+"""Of a console: the same interrupt, on the first instruction of its own entry."""
+
+
+def test_an_interrupt_delivered_twice_is_known():
+    assert interrupted_twice(TWICE)
+    assert interrupted_twice(TWICE.replace("irq_entries_start", "asm_sysvec_apic_timer_interrupt"))
+
+
+@pytest.mark.parametrize(
+    ("was", "ordinary"),
+    [
+        ("EFLAGS: 00000006", "EFLAGS: 00000206"),  # interrupts were enabled
+        ("RIP: 0010:irq_entries_start", "RIP: 0010:_raw_spin_unlock_irqrestore"),
+        ("asm_common_interrupt+", "asm_exc_page_fault+"),  # a fault may come at any time
+    ],
+)
+def test_an_ordinary_trace_is_no_interrupt_delivered_twice(was, ordinary):
+    assert not interrupted_twice(TWICE.replace(was, ordinary))
+
+
+PLUGIN = """
+from types import SimpleNamespace
+import pytest
+from vmlab import pytest_plugin
+from vmlab.console import Finding
+
+TRACE = {trace!r}
+USES = []
+
+def get(pool, options):
+    USES.append(1)
+    found = [Finding("g1", "bug", "BUG: x")] if len(USES) <= {bad} else []
+    return SimpleNamespace(
+        findings=lambda: found,
+        keep_evidence=lambda name: "nowhere",
+        running=True,
+        hosts=["host"],
+        machine=lambda name: SimpleNamespace(console_text=lambda: TRACE),
+    )
+
+@pytest.fixture(autouse=True)
+def no_machines(monkeypatch):
+    monkeypatch.setattr(pytest_plugin.LabPool, "get", get)
+"""
+
+
+@pytest.mark.parametrize(
+    ("trace", "bad", "outcome"),
+    [
+        (TWICE, 1, {"passed": 2}),
+        (TWICE, 2, {"passed": 2, "errors": 1}),  # once more, and not again
+        ("BUG: x", 1, {"passed": 2, "errors": 1}),  # a kernel's own fault is its own
+    ],
+)
+def test_what_the_emulator_broke_is_repeated_once(pytester, trace, bad, outcome):
+    pytester.makeconftest(PLUGIN.format(trace=trace, bad=bad))
+    pytester.makepyfile("def test_one(no_machines, lab): pass\ndef test_other(no_machines, lab): pass\n")
+    result = pytester.runpytest_inprocess("-p", "vmlab.pytest_plugin", "-p", "no:cacheprovider")
+    result.assert_outcomes(**outcome)
+    assert ("test_one was repeated: the emulator" in result.stdout.str()) == (trace == TWICE)
 
 
 def test_frames_survive_any_cut():
@@ -238,6 +308,63 @@ def test_a_migration_step_by_step():
         move(FakeGuest(one, log), one, None, 5)
 
 
+def test_a_lab_with_a_host_that_does_not_answer_is_booted_anew(monkeypatch):
+    """Whichever of its hosts that is; a guest alone is started again."""
+
+    class FakeMachine:
+        def __init__(self, name, log, silent):
+            self.name, self.log, self.silent = name, log, silent
+            self.running = True
+
+        def answers(self):
+            return self.name not in self.silent
+
+        def kill(self):
+            self.log.append(f"kill {self.name}")
+
+        def start(self):
+            self.log.append(f"start {self.name}")
+            self.silent.discard(self.name)
+
+    class FakeLab:
+        def __init__(self, log, silent):
+            self.log = log
+            self.running = True
+            self.hosts = {name: FakeMachine(name, log, silent) for name in ("host", "host2")}
+            self.guests = {name: FakeMachine(name, log, silent) for name in ("g1", "g2")}
+            self.guest = self.guests.get
+
+        def findings(self):
+            return []
+
+        def down(self):
+            self.log.append("down")
+
+    def boot(name, **options):
+        log.append("up")
+        silent.clear()
+        return FakeLab(log, silent)
+
+    log: list[str] = []
+    silent: set[str] = set()
+    monkeypatch.setattr(pytest_plugin.Machine, "answers", FakeMachine.answers)
+    monkeypatch.setattr(pytest_plugin.Lab, "up", boot)
+    config: Any = SimpleNamespace(getoption=lambda name: None)
+    pool = pytest_plugin.LabPool(config)
+    options = {"hosts": 2}
+    for one, expected in (
+        ("", ["up"]),
+        ("", []),
+        ("host2", ["down", "up"]),
+        ("host", ["down", "up"]),
+        ("g2", ["kill g2", "start g2"]),
+    ):
+        log.clear()
+        silent.update({one} - {""})
+        pool.get(options)
+        assert log == expected, one
+
+
 def test_a_line_follows_its_guest(tmp_path):
     class Line(Link):
         def __init__(self, name):
@@ -365,10 +492,40 @@ def test_xen_guest_config(tmp_path):
     values: dict[str, object] = {}
     exec(text, values)  # xl's syntax and Python's are the same here
     assert values["type"] == "pvh"
-    assert values["vif"] == ["mac=52:54:00:77:00:01,bridge=br0,script=/run/vmlab/g1/vif"]
+    assert values["vif"] == ["mac=52:54:00:77:00:01,bridge=br0,vifname=tap-g1,script=/run/vmlab/g1/vif"]
     assert "console=hvc0" in str(values["cmdline"])
     assert values["cpus"] == "all,^0"
     assert values["maxvcpus"] == 2
+    assert "vmlab.layers=xen" in str(values["cmdline"]) and "vmlab.movable" not in str(values["cmdline"])
+
+
+def test_a_xen_guest_that_is_movable_takes_its_root_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(movable, "build", lambda kernel, modules: tmp_path / f"{kernel.release}.tar")
+    monkeypatch.setattr(kernels, "build_initramfs", lambda *_: tmp_path)
+    kernel = kernels.Kernel("6.1", "6.1.0", tmp_path, tmp_path)
+    (tmp_path / "g1").mkdir()
+    for wanted in (True, False):
+        guest: Any = SimpleNamespace(
+            name="g1", inside="/x", lab=SimpleNamespace(directory=tmp_path),
+            spec=GuestSpec("g1", 1, machine="pv", movable=wanted),
+        )  # fmt: skip
+        find_kind("xen").start_script(guest, kernel, tmp_path)
+        words = (tmp_path / "g1" / "xl.cfg").read_text().split()
+        assert (f"vmlab.movable={tmp_path}/6.1.0.tar" in words) == wanted
+        assert ("vmlab.layers=xen" in words) != wanted
+
+
+@pytest.mark.parametrize(("machine", "cpus"), [("pv", "1"), ("pvh", "2")])
+def test_virtual_time_has_one_line_of_time(tmp_path, monkeypatch, machine, cpus):
+    """And one CPU, but for guests that stay off CPU 0."""
+    monkeypatch.setattr("vmlab.xen.packages", lambda: tmp_path)
+    monkeypatch.setattr(kernels, "build_initramfs", lambda *_: tmp_path)
+    kernel = kernels.Kernel("6.1", "6.1.0", tmp_path, tmp_path)
+    outer = Outer("lab", kernel, tmp_path, tmp_path, tmp_path, 4096, "tcg", True, machine)
+    words = find_kind("xen").outer_command(outer)
+    assert words[words.index("-icount") + 1] == "shift=1,sleep=off"
+    assert words[words.index("-accel") + 1] == "tcg,thread=single"
+    assert words[words.index("-smp") + 1] == cpus
 
 
 def test_who_a_hypervisor_speaks_of():

@@ -122,7 +122,8 @@ impl ControlRegion {
         if major != shm::VMLOOP_SHM_MAJOR {
             return Err(Broken::Version(major));
         }
-        if get32(offset_of!(Side, max_record) as u64) < size_of::<shm::Peer>() as u32 {
+        // Version 1.0 knows no gateways, and is told of none.
+        if get32(offset_of!(Side, max_record) as u64) < offset_of!(shm::Peer, gateway) as u32 {
             return Err(Broken::Side("max_record"));
         }
         let lanes = get32(offset_of!(Side, lanes) as u64);

@@ -274,7 +274,11 @@ pub struct DirectoryEntry {
     pub tag: u32,
     /// whether VLAN-tagged frames pass between the two
     pub tagged: bool,
-    /// the interface of ours that shares a network with it
+    /// whether its addresses are those said before, as they are not known yet
+    pub keep: bool,
+    /// if the host routes between the two: its address where `local_mac` is
+    pub gateway: Option<[u8; 6]>,
+    /// the interface of ours that it is reached by
     pub local_mac: [u8; 6],
     /// the peer's interface
     pub mac: [u8; 6],
@@ -284,6 +288,23 @@ pub struct DirectoryEntry {
     pub name: String,
     /// its addresses; those after `VMLOOP_PEER_IPS` are left out
     pub ips: Vec<Address>,
+}
+
+impl DirectoryEntry {
+    /// `VMLOOP_PEER_*`
+    pub fn flags(&self) -> u32 {
+        let mut flags = 0;
+        if self.tagged {
+            flags |= shm::VMLOOP_PEER_TAGGED;
+        }
+        if self.keep {
+            flags |= shm::VMLOOP_PEER_KEEP;
+        }
+        if self.gateway.is_some() {
+            flags |= shm::VMLOOP_PEER_ROUTED;
+        }
+        flags
+    }
 }
 
 /// What the agent says to a guest.
@@ -364,15 +385,22 @@ impl AgentMessage {
                     id: entry.id,
                     epoch: entry.epoch,
                     tag: entry.tag,
-                    flags: if entry.tagged { shm::VMLOOP_PEER_TAGGED } else { 0 },
+                    flags: entry.flags(),
                     local_mac: entry.local_mac,
                     mac: entry.mac,
                     ip_count: count,
                     mtu: entry.mtu,
                     name: field(&entry.name),
                     ip,
+                    gateway: entry.gateway.unwrap_or_default(),
+                    reserved: 0,
                 };
-                (shm::VMLOOP_MSG_DIR_PEER, wire.as_bytes().to_vec())
+                let mut bytes = wire.as_bytes().to_vec();
+                if entry.gateway.is_none() {
+                    // All that guests of version 1.0 have room for.
+                    bytes.truncate(std::mem::offset_of!(shm::Peer, gateway));
+                }
+                (shm::VMLOOP_MSG_DIR_PEER, bytes)
             }
             Self::DirEnd(generation) => {
                 (shm::VMLOOP_MSG_DIR_END, shm::Dir { generation: *generation }.as_bytes().to_vec())
@@ -468,16 +496,26 @@ mod tests {
             epoch: 2,
             tag: 3,
             tagged: true,
+            keep: false,
+            gateway: None,
             local_mac: [1; 6],
             mac: [2; 6],
             mtu: 1500,
             name: "x".repeat(100),
             ips: vec![ip; 20],
         };
-        let (kind, payload) = AgentMessage::DirPeer(Box::new(entry)).encode();
+        let (kind, mut payload) = AgentMessage::DirPeer(Box::new(entry.clone())).encode();
         assert_eq!(kind, shm::VMLOOP_MSG_DIR_PEER);
+        // No longer than what guests of version 1.0 read.
+        assert_eq!(payload.len(), 264);
+        payload.resize(size_of::<shm::Peer>(), 0);
         let wire = shm::Peer::read_from_bytes(&payload).expect("its size");
         assert_eq!((wire.ip_count, wire.flags, wire.name[31]), (8, 1, 0));
+
+        let routed = DirectoryEntry { keep: true, gateway: Some([4; 6]), ..entry };
+        let (_, payload) = AgentMessage::DirPeer(Box::new(routed)).encode();
+        let wire = shm::Peer::read_from_bytes(&payload).expect("its size");
+        assert_eq!((wire.flags, wire.gateway), (7, [4; 6]));
     }
 
     proptest! {

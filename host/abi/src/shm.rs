@@ -38,7 +38,7 @@ constants! {
     /// Differs: the two cannot talk.
     VMLOOP_SHM_MAJOR: u16 = 1;
     /// Differs: the lower one's rules hold.
-    VMLOOP_SHM_MINOR: u16 = 0;
+    VMLOOP_SHM_MINOR: u16 = 1;
     /// Unit of the layout in bytes, not of the CPU.
     VMLOOP_SHM_PAGE: u64 = 4096;
     /// Lanes that a region can have.
@@ -51,6 +51,8 @@ constants! {
     VMLOOP_F_LARGE: u64 = 1 << 0;
     /// UDP segmentation.
     VMLOOP_F_GSO_UDP: u64 = 1 << 1;
+    /// Packets that the host would route.
+    VMLOOP_F_ROUTED: u64 = 1 << 2;
 }
 
 wire! {
@@ -374,6 +376,10 @@ wire! {
 constants! {
     /// VLAN-tagged frames pass between the two.
     VMLOOP_PEER_TAGGED: u32 = 1 << 0;
+    /// Only packets pass, by way of the host.
+    VMLOOP_PEER_ROUTED: u32 = 1 << 1;
+    /// Its addresses are those said before.
+    VMLOOP_PEER_KEEP: u32 = 1 << 2;
 }
 
 wire! {
@@ -387,7 +393,7 @@ wire! {
         tag: u32,
         /// `VMLOOP_PEER_*`
         flags: u32,
-        /// the interface of ours that shares a network with it
+        /// the interface of ours that it is reached by
         local_mac: [u8; 6],
         /// the peer's interface
         mac: [u8; 6],
@@ -399,6 +405,10 @@ wire! {
         name: [u8; 32],
         /// its addresses that policy allows
         ip: [Address; VMLOOP_PEER_IPS],
+        /// the host's address where `local_mac` is; version 1.0 ends before it
+        gateway: [u8; 6],
+        /// zero
+        reserved: u16,
     }
 }
 
@@ -491,7 +501,7 @@ pub fn layout() -> String {
 
     consts!(VMLOOP_SHM_MAGIC VMLOOP_SHM_MAJOR VMLOOP_SHM_MINOR VMLOOP_SHM_PAGE
         VMLOOP_SHM_LANES VMLOOP_REGION_CHANNEL VMLOOP_REGION_CONTROL VMLOOP_F_LARGE
-        VMLOOP_F_GSO_UDP);
+        VMLOOP_F_GSO_UDP VMLOOP_F_ROUTED);
     structure!(Header "vmloop_shm_header" magic major minor kind size side_offset side_size
         reserved data_offset data_size);
     consts!(VMLOOP_SIDE_ABSENT VMLOOP_SIDE_READY VMLOOP_SIDE_CLOSING VMLOOP_SIDE_CLOSED
@@ -522,8 +532,9 @@ pub fn layout() -> String {
         tx_doorbells rx_doorbells tx_full rx_dropped);
     structure!(Welcome "vmloop_msg_welcome" id epoch agent major minor idle_ms name);
     structure!(Dir "vmloop_msg_dir" generation);
-    consts!(VMLOOP_PEER_TAGGED);
-    structure!(Peer "vmloop_msg_peer" id epoch tag flags local_mac mac ip_count mtu name ip);
+    consts!(VMLOOP_PEER_TAGGED VMLOOP_PEER_ROUTED VMLOOP_PEER_KEEP);
+    structure!(Peer "vmloop_msg_peer" id epoch tag flags local_mac mac ip_count mtu name ip
+        gateway reserved);
     consts!(VMLOOP_REFUSED_POLICY VMLOOP_REFUSED_GONE VMLOOP_REFUSED_SLOTS
         VMLOOP_REFUSED_FAILED VMLOOP_REFUSED_BUSY);
     structure!(Refused "vmloop_msg_refused" peer reason retry_ms);

@@ -225,6 +225,9 @@ pub struct Guest {
     pub nics: Vec<Nic>,
     /// the addresses that it advertised
     pub ips: Vec<String>,
+    /// of those, the ones by which others reach it through the host's routing
+    #[serde(default)]
+    pub routed_ips: Vec<String>,
 }
 
 /// One network interface of a guest.
@@ -238,6 +241,10 @@ pub struct Nic {
     pub bridge: String,
     /// untagged VLAN on that bridge; 0 if the bridge does not filter
     pub vlan: u16,
+    /// the host's hardware address there, if the policy says that the host
+    /// routes for this interface; else empty
+    #[serde(default)]
+    pub gateway: String,
     /// why this interface can have no channels; empty if it can
     pub blocked: String,
 }

@@ -103,12 +103,26 @@ fn show_status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     }
     let agent = if known(&status.agent) { &status.agent } else { "none heard of" };
     writeln!(out, "agent       {agent}")?;
-    writeln!(out, "peers       {} ({} channels up)", status.peers, status.channels_up)
+    writeln!(out, "peers       {} ({} channels up)", status.peers, status.channels_up)?;
+    if status.routed_ips.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "routed      {}", status.routed_ips.join(" "))
 }
 
 fn show_peers(out: &mut dyn Write, peers: &[Peer]) -> io::Result<()> {
-    let mut table =
-        Table::new(&["PEER", "STATE", "TAG", "RING", "TRANSPORT", "OURS", "PEER'S", "MTU", "IP"]);
+    let mut table = Table::new(&[
+        "PEER",
+        "STATE",
+        "TAG",
+        "RING",
+        "TRANSPORT",
+        "OURS",
+        "PEER'S",
+        "ROUTER",
+        "MTU",
+        "IP",
+    ]);
     for peer in peers {
         for index in 0..peer.interfaces.len().max(1) {
             let interface = peer.interfaces.get(index).cloned().unwrap_or_default();
@@ -126,6 +140,7 @@ fn show_peers(out: &mut dyn Write, peers: &[Peer]) -> io::Result<()> {
                 first(peer.transport.clone()),
                 dash(&interface.local_mac),
                 dash(&interface.mac),
+                dash(&interface.gateway),
                 interface.mtu.to_string(),
                 dash(&interface.ips.join(" ")),
             ]);

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use vmloop_api::{Channel, Client, Event, Guest, Listing, Migrated, Request, Stats, Status};
+use vmloop_api::{Channel, Client, Event, Guest, Listing, Migrated, Nic, Request, Stats, Status};
 use vmloopd::policy;
 
 use crate::options::{Command, Options, Policy};
@@ -52,7 +52,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             writeln!(out, ")")?;
             for nic in &guest.nics {
                 if nic.blocked.is_empty() {
-                    writeln!(out, "  {} on {}{}", nic.mac, nic.bridge, vlan(nic.vlan))?;
+                    writeln!(out, "  {} on {}", nic.mac, network(nic))?;
                 } else {
                     writeln!(out, "  {}: no channels, as {}", nic.mac, nic.blocked)?;
                 }
@@ -168,8 +168,12 @@ pub fn print_json(out: &mut dyn Write, value: &impl serde::Serialize) -> anyhow:
     Ok(())
 }
 
-fn vlan(vlan: u16) -> String {
-    if vlan == 0 { String::new() } else { format!(" VLAN {vlan}") }
+/// Where an interface is that can have channels.
+fn network(nic: &Nic) -> String {
+    let place = if nic.bridge.is_empty() { &nic.tap } else { &nic.bridge };
+    let vlan = if nic.vlan == 0 { String::new() } else { format!(" VLAN {}", nic.vlan) };
+    let routed = if nic.gateway.is_empty() { "" } else { ", routed" };
+    format!("{place}{vlan}{routed}")
 }
 
 fn show_status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
@@ -213,8 +217,8 @@ fn show_listing(out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
             let nic = guest.nics.get(index).cloned().unwrap_or_default();
             let network = if guest.nics.is_empty() {
                 "-".into()
-            } else if nic.blocked.is_empty() && !nic.bridge.is_empty() {
-                format!("{}{}", nic.bridge, vlan(nic.vlan))
+            } else if nic.blocked.is_empty() {
+                network(&nic)
             } else {
                 format!("none: {}", nic.blocked)
             };
@@ -237,6 +241,11 @@ fn show_listing(out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
         );
     }
     table.write(out)?;
+    let routed = |guest: &&Guest| guest.nics.iter().any(|nic| !nic.gateway.is_empty());
+    for guest in listing.guests.iter().filter(routed) {
+        let ips = dash(&guest.routed_ips.join(" "));
+        writeln!(out, "{} is reached through the host by: {ips}", guest.name)?;
+    }
     if listing.channels.is_empty() {
         return Ok(());
     }

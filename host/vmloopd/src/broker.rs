@@ -4,6 +4,7 @@
 //! tasks, which send [`Event`]s here.
 
 use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -18,10 +19,10 @@ use vmloop_api::{self as api, Problem, Request};
 
 use crate::channel::{self, ChannelKey, Failure, News};
 use crate::counters::Counters;
-use crate::directory::{Member, View, free_tag};
+use crate::directory::{Member, View, free_tag, routed_number};
 use crate::guest;
 use crate::hypervisor::{Bucket, Command, Connected, Directory, Found, Handle, Key, Machine, Nic};
-use crate::links::Links;
+use crate::links::{Links, Port};
 use crate::machine::{Moving, Taps, format_mac};
 use crate::policy::{Policy, Who};
 use crate::state::{self, Saved};
@@ -232,6 +233,7 @@ struct Arrival {
 struct Hello {
     version: String,
     kernel: String,
+    features: u64,
 }
 
 struct Guest {
@@ -242,6 +244,10 @@ struct Guest {
     handle: Handle,
     hello: Option<Hello>,
     addresses: Vec<(Address, u64)>,
+    /// It has said its addresses to this agent.
+    advertised: bool,
+    /// Addresses by which others reach it through the host.
+    routed: Vec<Address>,
     /// Tags of an earlier agent's channels, until they are adopted or gone.
     found: Vec<Found>,
     orphans: HashSet<u32>,
@@ -249,7 +255,7 @@ struct Guest {
     wants: Bucket,
     rescans: Bucket,
     told: Directory,
-    disputes: HashSet<std::net::IpAddr>,
+    disputes: HashSet<IpAddr>,
     /// Until when it is believed that it will end, or be saved.
     leaving: Option<Instant>,
     /// When its preparation began.
@@ -289,6 +295,9 @@ struct Channel {
     ring_size: u32,
     since: Instant,
     adopted: bool,
+    /// A guest goes, or went and may be back already: if it lived short, that
+    /// is no failure.
+    parted: bool,
     commands: mpsc::UnboundedSender<channel::Command>,
 }
 
@@ -313,6 +322,8 @@ pub struct Config {
     pub state: PathBuf,
     /// how to find the taps of a process
     pub taps: fn(u32) -> Taps,
+    /// index of the interface by which the host sends to an address
+    pub route: fn(IpAddr) -> Option<u32>,
     /// XenStore, on a Xen host; otherwise guests are QEMUs
     pub xen: Option<xen::store::Store>,
     /// how long a guest that was prepared waits for its migration
@@ -343,6 +354,8 @@ pub struct Broker {
     policy_error: String,
     links: Links,
     have_links: bool,
+    /// What the host's routing said, until it changes.
+    routes: HashMap<IpAddr, Option<u32>>,
     guests: HashMap<Key, Guest>,
     /// In the order in which they came.
     order: Vec<Key>,
@@ -476,6 +489,7 @@ impl Broker {
             policy_error: String::new(),
             links: Links::default(),
             have_links: false,
+            routes: HashMap::new(),
             guests: HashMap::new(),
             order: Vec::new(),
             paths: HashMap::new(),
@@ -725,7 +739,8 @@ impl Broker {
         if guest.name == name {
             return;
         }
-        self.note("guest-renamed", &name, "", 0, &format!("it was {}", guest.name));
+        let before = guest.name.clone();
+        self.note("guest-renamed", &name, "", 0, &format!("it was {before}"));
         for side in self.channels.values_mut().flat_map(|channel| &mut channel.sides) {
             if side.guest == key {
                 side.name.clone_from(&name);
@@ -738,8 +753,21 @@ impl Broker {
                 self.welcome(key);
             }
         }
+        self.name_freed(&before);
         // The policy may say something else about it now.
         self.dirty = true;
+    }
+
+    /// Nobody has this name any more: the domain that wanted it can have it.
+    fn name_freed(&self, name: &str) {
+        if self.config.xen.is_none() {
+            return;
+        }
+        let wanting = |guest: &&Guest| guest.name == format!("{name}.{}", guest.machine.id);
+        if let Some(guest) = self.guests.values().find(wanting) {
+            // Fails only if its task has ended.
+            let _ = guest.handle.commands.send(Command::Rescan);
+        }
     }
 
     /// A guest will end, or be saved: its channels are closed while it can
@@ -750,9 +778,16 @@ impl Broker {
         let name = guest.name.clone();
         self.note("guest-leaving", &name, "", 0, why);
         for channel in self.channels_of(key) {
+            self.part(channel);
             self.close(channel, shm::VMLOOP_CLOSE_MIGRATION);
         }
         self.dirty = true;
+    }
+
+    fn part(&mut self, channel: ChannelKey) {
+        if let Some(channel) = self.channels.get_mut(&channel) {
+            channel.parted = true;
+        }
     }
 
     fn name_problem(&self, name: &str) -> Option<Problem> {
@@ -814,6 +849,8 @@ impl Broker {
             handle,
             hello: None,
             addresses: Vec::new(),
+            advertised: false,
+            routed: Vec::new(),
             found,
             orphans: HashSet::new(),
             go: Some(go),
@@ -1020,6 +1057,7 @@ impl Broker {
         if self.guests.get(&key).is_some_and(|guest| guest.phase == Phase::Preparing) {
             self.note("guest-preparing", &name, "", 0, "");
             for channel in self.channels_of(key) {
+                self.part(channel);
                 self.close(channel, shm::VMLOOP_CLOSE_MIGRATION);
             }
             self.finish_prepare(key);
@@ -1239,6 +1277,7 @@ impl Broker {
             self.side_closed(channel, key);
         }
         self.back_off.retain(|pair, _| pair.0 != guest.machine.id && pair.1 != guest.machine.id);
+        self.name_freed(&guest.name);
         self.save();
         self.dirty = true;
     }
@@ -1358,12 +1397,13 @@ impl Broker {
 
     fn hear(&mut self, key: Key, message: GuestMessage) {
         match message {
-            GuestMessage::Hello { version, kernel, major, .. } => {
+            GuestMessage::Hello { version, kernel, major, features, .. } => {
                 if major != shm::VMLOOP_SHM_MAJOR {
                     return;
                 }
                 let Some(guest) = self.guests.get_mut(&key) else { return };
-                let again = guest.hello.replace(Hello { version, kernel: kernel.clone() });
+                let again =
+                    guest.hello.replace(Hello { version, kernel: kernel.clone(), features });
                 guest.leaving = None;
                 let name = guest.name.clone();
                 // Before the directory goes out with it, it must be right.
@@ -1396,8 +1436,9 @@ impl Broker {
                     // Fails only if its task has ended.
                     let _ = guest.handle.commands.send(Command::Rescan);
                 }
-                if guest.addresses != addresses {
+                if guest.addresses != addresses || !guest.advertised {
                     guest.addresses = addresses;
+                    guest.advertised = true;
                     self.dirty = true;
                 }
             }
@@ -1427,11 +1468,13 @@ impl Broker {
             return;
         }
         guest.addresses.clear();
+        guest.advertised = false;
         if guest.phase == Phase::Attached {
             let name = guest.name.clone();
             self.note("guest-away", &name, "", 0, "its modules do not answer any more");
         }
         for channel in self.channels_of(key) {
+            self.part(channel);
             self.close(channel, shm::VMLOOP_CLOSE_PEER_GONE);
             self.side_closed(channel, key);
         }
@@ -1646,6 +1689,7 @@ impl Broker {
                 ring_size: if adopted { 0 } else { self.policy.ring_size },
                 since: Instant::now(),
                 adopted,
+                parted: false,
                 commands,
             },
         );
@@ -1770,18 +1814,14 @@ impl Broker {
         let broken = channel.sides.iter().any(|side| side.state == Some(ChannelState::Broken));
         let lived = channel.since.elapsed();
         // A guest that goes and comes back is welcome at once.
-        let both_here = channel
-            .sides
-            .iter()
-            .all(|side| self.guests.get(&side.guest).is_some_and(|guest| guest.hello.is_some()));
+        let both_here = !channel.parted
+            && channel.sides.iter().all(|side| {
+                self.guests.get(&side.guest).is_some_and(|guest| guest.hello.is_some())
+            });
         let before = self.back_off.get(&pair).map_or(0, |back_off| back_off.failures);
         let failures = if broken {
             before.max(3) + 1
-        } else if channel.failure.is_some()
-            || (both_here
-                && !channel.adopted
-                && lived < SHORT_LIFE
-                && channel.reason != Some(shm::VMLOOP_CLOSE_MIGRATION))
+        } else if channel.failure.is_some() || (both_here && !channel.adopted && lived < SHORT_LIFE)
         {
             before + 1
         } else {
@@ -1818,12 +1858,59 @@ impl Broker {
 
     // ---- directories
 
+    /// Where an interface of a guest is; one that is in no bridge is somewhere
+    /// only if the policy says that the host routes for it.
+    fn place(&self, who: Who<'_>, tap: &str) -> Result<Port, String> {
+        self.links.port(tap).or_else(|why| {
+            let alone = self.links.alone(tap).filter(|_| self.policy.routed(who, &[tap]).is_some());
+            alone.ok_or(why)
+        })
+    }
+
+    /// Asks the host's routing for the addresses of guests that it routes for.
+    /// It keeps what is no guest's from being believed to be one's: the host
+    /// would send it elsewhere, or keep it.
+    fn ask_routes(&mut self) {
+        let mut all = HashSet::new();
+        for guest in self.guests.values().filter(|_| self.policy.routes()) {
+            let who = guest.who();
+            for nic in &guest.machine.nics {
+                let Ok(port) = self.place(who, &nic.tap) else { continue };
+                let Some(number) = routed_number(&self.policy, who, &port) else { continue };
+                let allowed = guest.addresses.iter().map(|(address, _)| address).filter(|one| {
+                    one.mac == nic.mac && self.policy.allows_routed_ip(who, number, one.ip)
+                });
+                all.extend(allowed.map(|address| address.ip));
+            }
+        }
+        self.routes.retain(|ip, _| all.contains(ip));
+        for ip in all {
+            self.routes.entry(ip).or_insert_with(|| (self.config.route)(ip));
+        }
+    }
+
     /// All guests as directories see them, in the order in which they came.
-    fn members(&self) -> (Vec<Member>, Vec<Key>) {
+    fn members(&mut self) -> (Vec<Member>, Vec<Key>) {
+        self.ask_routes();
         self.order
             .iter()
             .filter_map(|key| {
                 let guest = self.guests.get(key)?;
+                let nics: Vec<_> = guest
+                    .machine
+                    .nics
+                    .iter()
+                    .map(|nic| (nic.mac, self.place(guest.who(), &nic.tap).ok()))
+                    .collect();
+                let routed = |address: &Address| {
+                    let to = self.routes.get(&address.ip).copied().flatten();
+                    to.is_some()
+                        && nics.iter().any(|(mac, port)| {
+                            let gateway = port.as_ref().and_then(|port| port.gateway.as_ref());
+                            *mac == address.mac && gateway.map(|gateway| gateway.index) == to
+                        })
+                };
+                let addresses = guest.addresses.iter().map(|(address, _)| *address);
                 let member = Member {
                     id: guest.machine.id,
                     epoch: guest.machine.epoch,
@@ -1832,13 +1919,15 @@ impl Broker {
                     ready: guest.hello.is_some()
                         && guest.phase == Phase::Attached
                         && guest.leaving.is_none(),
-                    nics: guest
-                        .machine
-                        .nics
-                        .iter()
-                        .map(|nic| (nic.mac, self.links.port(&nic.tap).ok()))
-                        .collect(),
                     addresses: guest.addresses.clone(),
+                    routed: addresses.filter(routed).collect(),
+                    // One that has not spoken is here for a channel that it has.
+                    routes: guest
+                        .hello
+                        .as_ref()
+                        .is_none_or(|hello| hello.features & shm::VMLOOP_F_ROUTED != 0),
+                    keep: !guest.advertised && self.return_by.is_some(),
+                    nics,
                 };
                 Some((member, *key))
             })
@@ -1880,6 +1969,8 @@ impl Broker {
                 }
             }
             guest.disputes = disputes.into_iter().map(|(ip, _)| ip).collect();
+            let own = entries.iter().filter(|entry| entry.id == guest.machine.id);
+            guest.routed = own.flat_map(|entry| entry.ips.clone()).collect();
             if guest.told.as_deref() != Some(&entries) {
                 guest.told = Some(Arc::new(entries));
                 guest.handle.directory.send_replace(guest.told.clone());
@@ -1926,6 +2017,8 @@ impl Broker {
         }
         if self.return_by.is_some_and(|by| by <= now) {
             self.return_by = None;
+            // What addresses were kept of an earlier agent are not any more.
+            self.dirty = true;
             let silent: Vec<Key> = self
                 .guests
                 .iter()
@@ -2035,6 +2128,7 @@ impl Broker {
                     }
                 }
                 self.links = links;
+                self.routes.clear();
                 self.have_links = true;
                 self.dirty = true;
             }
@@ -2180,17 +2274,22 @@ impl Broker {
                 .nics
                 .iter()
                 .map(|nic| {
-                    let (bridge, vlan, blocked) = match self.links.port(&nic.tap) {
-                        Ok(port) => (port.bridge_name, port.vlan, String::new()),
-                        Err(why) => (String::new(), 0, why),
-                    };
-                    api::Nic {
+                    let mut shown = api::Nic {
                         mac: format_mac(&nic.mac),
                         tap: nic.tap.clone(),
-                        bridge,
-                        vlan,
-                        blocked,
+                        ..api::Nic::default()
+                    };
+                    match self.place(guest.who(), &nic.tap) {
+                        Ok(port) => {
+                            shown.gateway = self.gateway_of(guest, &port);
+                            shown.vlan = port.vlan;
+                            if !port.alone {
+                                shown.bridge = port.bridge_name;
+                            }
+                        }
+                        Err(why) => shown.blocked = why,
                     }
+                    shown
                 })
                 .collect(),
             ips: guest
@@ -2198,7 +2297,16 @@ impl Broker {
                 .iter()
                 .map(|(address, _)| format!("{}/{}", address.ip, address.prefix))
                 .collect(),
+            routed_ips: guest.routed.iter().map(|address| address.ip.to_string()).collect(),
         }
+    }
+
+    /// The host's address as the router of a guest's interface; empty if the
+    /// policy does not say that it is.
+    fn gateway_of(&self, guest: &Guest, port: &Port) -> String {
+        let is_routed = routed_number(&self.policy, guest.who(), port).is_some();
+        let gateway = port.gateway.as_ref().filter(|_| is_routed);
+        gateway.map(|gateway| format_mac(&gateway.mac)).unwrap_or_default()
     }
 
     fn listing(&self, cookie: Option<u32>) -> api::Listing {

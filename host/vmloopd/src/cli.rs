@@ -17,7 +17,7 @@ use crate::config::{Config, GuestConfig};
 use crate::counters::Counters;
 use crate::policy::Policy;
 use crate::xen::store::Store;
-use crate::{links, machine, metrics, server, watch, xen};
+use crate::{links, machine, metrics, routes, server, watch, xen};
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -167,6 +167,7 @@ async fn main(config: Config, hypervisor: Hypervisor) -> anyhow::Result<()> {
             policy: config.policy.clone(),
             state: config.state_dir.join("guests.json"),
             taps: machine::taps,
+            route: routes::interface_to,
             xen: store.clone(),
             prepared: Duration::from_secs(config.prepared_s.into()),
         },

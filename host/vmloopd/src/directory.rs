@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use vmloop_abi::message::{Address, DirectoryEntry, TAG_MAX};
+use vmloop_abi::shm::VMLOOP_PEER_IPS;
 
 use crate::links::Port;
 use crate::policy::{Policy, Who};
@@ -27,12 +28,29 @@ pub struct Member {
     pub nics: Vec<([u8; 6], Option<Port>)>,
     /// what it advertised, each with the number of the first time it did
     pub addresses: Vec<(Address, u64)>,
+    /// of those, what the host's own routing sends to where the interface is
+    pub routed: Vec<Address>,
+    /// its modules can be reached by way of the host, or may be able to
+    pub routes: bool,
+    /// it has not said its addresses to this agent yet, but to an earlier one
+    pub keep: bool,
 }
 
 impl Member {
     fn who(&self) -> Who<'_> {
         Who { name: &self.name, uuid: &self.uuid }
     }
+}
+
+/// A pair of interfaces over which two members reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair {
+    /// index into the `nics` of the one
+    pub ours: usize,
+    /// index into the `nics` of the other
+    pub theirs: usize,
+    /// by way of the host, which routes between them
+    pub routed: bool,
 }
 
 /// Members in the order in which they came, with what follows from all of them.
@@ -42,6 +60,36 @@ pub struct View<'a> {
     /// who came first with an address, by network
     macs: HashMap<(u32, u16, [u8; 6]), usize>,
     ips: HashMap<(u32, u16, IpAddr), (u64, usize)>,
+    /// the same among those that the host routes between, by the policy's number
+    routed: HashMap<(usize, IpAddr), (u64, usize)>,
+}
+
+/// Notes a claim to an address, unless there is an older one.
+fn claim<K: std::hash::Hash + Eq>(
+    claims: &mut HashMap<K, (u64, usize)>,
+    key: K,
+    first: u64,
+    index: usize,
+) {
+    let claim = claims.entry(key).or_insert((first, index));
+    if first < claim.0 {
+        *claim = (first, index);
+    }
+}
+
+/// The policy's number for guests between which the host routes, if this
+/// interface is of them.
+pub fn routed_number(policy: &Policy, who: Who<'_>, port: &Port) -> Option<usize> {
+    let gateway = port.gateway.as_ref()?;
+    policy.routed(who, &[&port.bridge_name, &gateway.name])
+}
+
+/// Addresses that mean something in one network only.
+fn is_link_local(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
 }
 
 /// Addresses that no other host would believe to be one guest's.
@@ -57,10 +105,12 @@ impl<'a> View<'a> {
     pub fn new(members: &'a [Member], policy: &'a Policy) -> Self {
         let mut macs = HashMap::new();
         let mut ips: HashMap<_, (u64, usize)> = HashMap::new();
+        let mut routed: HashMap<_, (u64, usize)> = HashMap::new();
         for (index, member) in members.iter().enumerate() {
             for (mac, port) in &member.nics {
                 let Some(port) = port else { continue };
                 macs.entry((port.bridge, port.vlan, *mac)).or_insert(index);
+                let number = routed_number(policy, member.who(), port);
                 for (address, first) in &member.addresses {
                     if address.mac != *mac
                         || !is_usable(address.ip)
@@ -68,48 +118,100 @@ impl<'a> View<'a> {
                     {
                         continue;
                     }
-                    let claim =
-                        ips.entry((port.bridge, port.vlan, address.ip)).or_insert((*first, index));
-                    if *first < claim.0 {
-                        *claim = (*first, index);
+                    claim(&mut ips, (port.bridge, port.vlan, address.ip), *first, index);
+                    if let Some(number) = number
+                        && !is_link_local(address.ip)
+                        && policy.allows_routed_ip(member.who(), number, address.ip)
+                        && member.routed.contains(address)
+                    {
+                        claim(&mut routed, (number, address.ip), *first, index);
                     }
                 }
             }
         }
-        Self { members, policy, macs, ips }
+        Self { members, policy, macs, ips, routed }
     }
 
-    /// Pairs of interfaces over which two members reach each other: indices
-    /// into their `nics`. Empty if the policy keeps them apart.
-    pub fn links(&self, a: usize, b: usize) -> Vec<(usize, usize)> {
+    /// Pairs of interfaces over which two members reach each other. Empty if
+    /// the policy keeps them apart.
+    pub fn links(&self, a: usize, b: usize) -> Vec<Pair> {
         let (one, two) = (&self.members[a], &self.members[b]);
         if a == b || !self.policy.allows(one.who(), two.who()) {
             return Vec::new();
         }
         let mut links = Vec::new();
-        for (i, (mac_a, port_a)) in one.nics.iter().enumerate() {
-            for (j, (mac_b, port_b)) in two.nics.iter().enumerate() {
+        for (ours, (mac_a, port_a)) in one.nics.iter().enumerate() {
+            for (theirs, (mac_b, port_b)) in two.nics.iter().enumerate() {
                 let (Some(port_a), Some(port_b)) = (port_a, port_b) else { continue };
                 let same = port_a.bridge == port_b.bridge && port_a.vlan == port_b.vlan;
                 let first = |index, port: &Port, mac: &[u8; 6]| {
                     self.macs.get(&(port.bridge, port.vlan, *mac)) == Some(&index)
                 };
-                if same
+                let routed = !same && self.is_routed((one, port_a), (two, port_b));
+                let bridged = same
                     && !(port_a.isolated && port_b.isolated)
-                    && first(a, port_a, mac_a)
-                    && first(b, port_b, mac_b)
-                {
-                    links.push((i, j));
+                    && !(port_a.alone || port_b.alone);
+                if (bridged || routed) && first(a, port_a, mac_a) && first(b, port_b, mac_b) {
+                    links.push(Pair { ours, theirs, routed });
                 }
             }
         }
         links
     }
 
+    /// Whether the policy says that the host routes between two interfaces, and
+    /// the modules of both guests know what that means.
+    fn is_routed(&self, a: (&Member, &Port), b: (&Member, &Port)) -> bool {
+        let number =
+            |(member, port): (&Member, &Port)| routed_number(self.policy, member.who(), port);
+        a.0.routes && b.0.routes && number(a).is_some() && number(a) == number(b)
+    }
+
+    /// Addresses of an interface by which others reach it through the host; no
+    /// more than an entry has room for, as all must know the same.
+    fn routed_ips(&self, of: usize, nic: usize) -> Vec<Address> {
+        let member = &self.members[of];
+        let (mac, port) = &member.nics[nic];
+        let number = port.as_ref().and_then(|port| routed_number(self.policy, member.who(), port));
+        let Some(number) = number else { return Vec::new() };
+        let mine = |address: &Address| {
+            address.mac == *mac
+                && self.routed.get(&(number, address.ip)).is_some_and(|claim| claim.1 == of)
+        };
+        let all = member.addresses.iter().map(|(address, _)| *address);
+        all.filter(mine).take(VMLOOP_PEER_IPS).collect()
+    }
+
+    /// What a member is told of its own interfaces that the host routes for.
+    fn own(&self, of: usize) -> Vec<DirectoryEntry> {
+        let member = &self.members[of];
+        let mut entries = Vec::new();
+        for (nic, (mac, port)) in member.nics.iter().enumerate() {
+            let Some(port) = port else { continue };
+            if !member.routes || routed_number(self.policy, member.who(), port).is_none() {
+                continue;
+            }
+            entries.push(DirectoryEntry {
+                id: member.id,
+                epoch: member.epoch,
+                tag: 0,
+                tagged: false,
+                keep: member.keep,
+                gateway: port.gateway.as_ref().map(|gateway| gateway.mac),
+                local_mac: *mac,
+                mac: *mac,
+                mtu: u16::try_from(port.mtu).unwrap_or(u16::MAX),
+                name: member.name.clone(),
+                ips: self.routed_ips(of, nic),
+            });
+        }
+        entries
+    }
+
     /// The directory of member `of`. `tag` says which channel leads from one
     /// member to another; 0 for none. Members that are not ready are left out,
     /// unless a channel leads to them; and to one that is not ready itself, as
-    /// it may wake up on another host, all are.
+    /// it may wake up on another host, all are, its own interfaces too.
     pub fn directory(&self, of: usize, tag: &dyn Fn(usize, usize) -> u32) -> Vec<DirectoryEntry> {
         let mut entries = Vec::new();
         for (index, peer) in self.members.iter().enumerate() {
@@ -117,36 +219,50 @@ impl<'a> View<'a> {
             if !(peer.ready && self.members[of].ready) && tag == 0 {
                 continue;
             }
-            for (ours, theirs) in self.links(of, index) {
+            for Pair { ours, theirs, routed } in self.links(of, index) {
                 let (local_mac, local) = &self.members[of].nics[ours];
                 let (mac, port) = &peer.nics[theirs];
                 let (Some(local), Some(port)) = (local, port) else { continue };
-                let ips = peer
-                    .addresses
-                    .iter()
-                    .filter(|(address, _)| {
-                        address.mac == *mac
-                            && self
-                                .ips
-                                .get(&(port.bridge, port.vlan, address.ip))
-                                .is_some_and(|claim| claim.1 == index)
-                    })
-                    .map(|(address, _)| *address)
-                    .collect();
+                let gateway = local.gateway.as_ref().filter(|_| routed);
+                let mut mtu = local.mtu.min(port.mtu);
+                if routed {
+                    let hops = [&local.gateway, &port.gateway];
+                    mtu = hops.into_iter().flatten().fold(mtu, |mtu, hop| mtu.min(hop.mtu));
+                }
                 entries.push(DirectoryEntry {
                     id: peer.id,
                     epoch: peer.epoch,
                     tag,
-                    tagged: local.tagged && port.tagged,
+                    tagged: local.tagged && port.tagged && !routed,
+                    keep: routed && peer.keep,
+                    gateway: gateway.map(|gateway| gateway.mac),
                     local_mac: *local_mac,
                     mac: *mac,
-                    mtu: u16::try_from(local.mtu.min(port.mtu)).unwrap_or(u16::MAX),
+                    mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
                     name: peer.name.clone(),
-                    ips,
+                    ips: if routed {
+                        self.routed_ips(index, theirs)
+                    } else {
+                        self.bridged_ips(index, theirs)
+                    },
                 });
             }
         }
+        if self.members[of].ready {
+            entries.extend(self.own(of));
+        }
         entries
+    }
+
+    /// Addresses of an interface that its neighbours are told of.
+    fn bridged_ips(&self, of: usize, nic: usize) -> Vec<Address> {
+        let member = &self.members[of];
+        let (mac, Some(port)) = &member.nics[nic] else { return Vec::new() };
+        let mine = |address: &Address| {
+            let claim = self.ips.get(&(port.bridge, port.vlan, address.ip));
+            address.mac == *mac && claim.is_some_and(|claim| claim.1 == of)
+        };
+        member.addresses.iter().map(|(address, _)| *address).filter(mine).collect()
     }
 
     /// Addresses that a member advertised and that others hold already.
@@ -155,10 +271,13 @@ impl<'a> View<'a> {
         let mut disputed = Vec::new();
         for (mac, port) in &member.nics {
             let Some(port) = port else { continue };
+            let number = routed_number(self.policy, member.who(), port);
             for (address, _) in member.addresses.iter().filter(|(one, _)| one.mac == *mac) {
-                match self.ips.get(&(port.bridge, port.vlan, address.ip)) {
-                    Some((_, owner)) if *owner != of => disputed.push((address.ip, *owner)),
-                    _ => {}
+                let here = self.ips.get(&(port.bridge, port.vlan, address.ip));
+                let routed = number.and_then(|number| self.routed.get(&(number, address.ip)));
+                let other = [here, routed].into_iter().flatten().find(|(_, owner)| *owner != of);
+                if let Some((_, owner)) = other {
+                    disputed.push((address.ip, *owner));
                 }
             }
         }
@@ -175,16 +294,29 @@ pub fn free_tag(last: u32, used: impl Fn(u32) -> bool) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::links::Gateway;
 
     fn port(bridge: u32, vlan: u16) -> Port {
         Port {
             bridge,
             bridge_name: format!("br{bridge}"),
+            alone: false,
+            gateway: Some(Gateway {
+                index: bridge,
+                name: format!("br{bridge}"),
+                mac: gateway(bridge),
+                mtu: 1500,
+            }),
             vlan,
             tagged: vlan == 0,
             isolated: false,
             mtu: 1500,
         }
+    }
+
+    /// Hardware address of the host on a bridge.
+    fn gateway(bridge: u32) -> [u8; 6] {
+        [2, 0, 0, 0, 1, bridge as u8]
     }
 
     fn member(number: u8, port: Option<Port>) -> Member {
@@ -197,7 +329,35 @@ mod tests {
             ready: true,
             nics: vec![(mac, port)],
             addresses: vec![(address(mac, number), number.into())],
+            routed: Vec::new(),
+            routes: true,
+            keep: false,
         }
+    }
+
+    /// A member that the host routes for: all its addresses are sent to it.
+    fn routed(number: u8, port: Port) -> Member {
+        let mut member = member(number, Some(port));
+        member.routed = member.addresses.iter().map(|(address, _)| *address).collect();
+        member
+    }
+
+    fn advertise(member: &mut Member, ip: &str, claim: u64) {
+        let (mac, ip) = (member.nics[0].0, ip.parse().expect("an address"));
+        member.addresses.push((Address { mac, ip, prefix: 24 }, claim));
+        member.routed.push(Address { mac, ip, prefix: 24 });
+    }
+
+    const ROUTED: &str =
+        "[[routed]]\nname = 'all'\nmembers = ['g*']\nallow_ips = ['10.0.0.0/16', 'fd00::/16']\n";
+
+    fn directory(members: &[Member], policy: &str, of: usize) -> Vec<DirectoryEntry> {
+        let policy = Policy::parse(policy, "p").expect("a policy");
+        View::new(members, &policy).directory(of, &no_tag)
+    }
+
+    fn ips(entry: &DirectoryEntry) -> Vec<String> {
+        entry.ips.iter().map(|address| address.ip.to_string()).collect()
     }
 
     fn address(mac: [u8; 6], last: u8) -> Address {
@@ -239,6 +399,17 @@ mod tests {
         let policy = Policy::default();
         let view = View::new(&members, &policy);
         let entries = view.directory(0, &|_, _| 9);
+        assert_eq!((entries.len(), entries[0].tag), (1, 9));
+    }
+
+    #[test]
+    fn a_member_that_is_not_ready_is_told_of_nobody() {
+        let mut members = [routed(1, port(1, 0)), routed(2, port(2, 0))];
+        assert_eq!(directory(&members, ROUTED, 0).len(), 2);
+        members[0].ready = false;
+        assert!(directory(&members, ROUTED, 0).is_empty(), "not of itself either");
+        let policy = Policy::parse(ROUTED, "p").expect("a policy");
+        let entries = View::new(&members, &policy).directory(0, &|_, _| 9);
         assert_eq!((entries.len(), entries[0].tag), (1, 9));
     }
 
@@ -288,6 +459,129 @@ mod tests {
         for ip in ["0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "::", "::1", "ff02::1"] {
             assert!(!is_usable(ip.parse().expect("an address")), "{ip}");
         }
+    }
+
+    #[test]
+    fn other_networks_only_where_the_policy_says_that_the_host_routes() {
+        let mut members = vec![routed(1, port(1, 0)), routed(2, port(2, 0))];
+        advertise(&mut members[1], "fd00::2", 5);
+        assert!(directory(&members, "", 0).is_empty());
+        let entries = directory(&members, ROUTED, 0);
+        let [peer, own] = &entries[..] else { panic!("{entries:?}") };
+        assert_eq!((peer.id, peer.gateway, peer.tagged), (2, Some(gateway(1)), false));
+        assert_eq!((peer.local_mac[5], peer.mac[5]), (1, 2));
+        assert_eq!(ips(peer), ["10.0.0.2", "fd00::2"]);
+        // What others know of it, it is told as well.
+        assert_eq!((own.id, own.tag, own.local_mac, own.mac), (1, 0, own.mac, own.mac));
+        assert_eq!((own.gateway, &ips(own)[..]), (Some(gateway(1)), &["10.0.0.1".to_owned()][..]));
+
+        // The smallest network on the way counts.
+        members[1].nics[0].1.as_mut().and_then(|port| port.gateway.as_mut()).expect("one").mtu =
+            1400;
+        assert_eq!(directory(&members, ROUTED, 0)[0].mtu, 1400);
+
+        // Who is in one network is a neighbour, also of who is routed to others.
+        members.push(routed(3, port(1, 0)));
+        let entries = directory(&members, ROUTED, 0);
+        let to = |id| entries.iter().find(|entry| entry.id == id).expect("an entry");
+        assert_eq!((to(3).gateway, to(2).gateway), (None, Some(gateway(1))));
+        assert_eq!(ips(to(3)), ["10.0.0.3"]);
+
+        // VLANs of one bridge are networks as well; isolated ports of one are not.
+        let two = |one, two| directory(&[routed(1, one), routed(2, two)], ROUTED, 0).len();
+        assert_eq!(two(port(1, 10), port(1, 20)), 2);
+        let isolated = || Port { isolated: true, ..port(1, 0) };
+        assert_eq!(two(isolated(), isolated()), 1, "its own entry only");
+        assert_eq!(
+            two(port(1, 0), Port { gateway: None, ..port(2, 0) }),
+            1,
+            "the host is not there"
+        );
+        let alone = |bridge| Port { alone: true, ..port(bridge, 0) };
+        assert_eq!(two(alone(5), alone(6)), 2);
+        assert_eq!(two(alone(5), alone(5)), 1, "one interface is no network");
+    }
+
+    #[test]
+    fn who_is_routed() {
+        let members = || vec![routed(1, port(1, 0)), routed(2, port(2, 0))];
+        let peers = |members: &[Member], policy: &str| {
+            let entries = directory(members, policy, 0);
+            entries.iter().filter(|entry| entry.id != 1).count()
+        };
+        assert_eq!(peers(&members(), ROUTED), 1);
+        let some = |members, interfaces| {
+            format!(
+                "[[routed]]\nname = 'x'\nmembers = {members}\n{interfaces}\nallow_ips = ['::/0', '0.0.0.0/0']\n"
+            )
+        };
+        assert_eq!(peers(&members(), &some("['g1']", "")), 0, "not a member");
+        assert_eq!(peers(&members(), &some("['g?']", "interfaces = ['br1']")), 0, "not there");
+        assert_eq!(peers(&members(), &some("['g?']", "interfaces = ['br1', 'br2']")), 1);
+        let apart = some("['g1']", "") + &some("['g2']", "").replace("'x'", "'y'");
+        assert_eq!(peers(&members(), &apart), 0, "one each");
+        // What keeps neighbours apart keeps these apart as well.
+        assert_eq!(peers(&members(), &format!("default = 'deny'\n{ROUTED}")), 0);
+        let group = |names| format!("[[group]]\nname = 'a'\nmembers = {names}\n{ROUTED}");
+        assert_eq!(peers(&members(), &group("['g1']")), 0);
+        assert_eq!(peers(&members(), &group("['g1', 'g2']")), 1);
+        // Modules that do not know what it means are not told.
+        for of in 0..2 {
+            let mut members = members();
+            members[of].routes = false;
+            assert_eq!(peers(&members, ROUTED), 0, "{of}");
+            assert!(directory(&members, ROUTED, of).is_empty());
+        }
+    }
+
+    #[test]
+    fn addresses_that_are_routed() {
+        let mut members = vec![routed(1, port(1, 0)), routed(2, port(2, 0)), routed(3, port(3, 0))];
+        // Out of the range, of the link only, and sent elsewhere by the host.
+        advertise(&mut members[1], "192.0.2.1", 20);
+        advertise(&mut members[1], "fe80::2", 21);
+        advertise(&mut members[1], "10.0.0.20", 22);
+        members[1].routed.pop();
+        // The third claims what the second has.
+        advertise(&mut members[2], "10.0.0.2", 99);
+        let policy = ROUTED.replace("fd00::/16", "::/0");
+        let policy = Policy::parse(&policy, "p").expect("a policy");
+        let view = View::new(&members, &policy);
+        let entries = view.directory(0, &no_tag);
+        let of = |id| ips(entries.iter().find(|entry| entry.id == id).expect("an entry"));
+        assert_eq!((of(2), of(3)), (vec!["10.0.0.2".into()], vec!["10.0.0.3".to_owned()]));
+        assert_eq!(view.disputed(2), [("10.0.0.2".parse().expect("an address"), 1)]);
+        assert!(view.disputed(1).is_empty());
+        // Its own view is that of the others.
+        let own = view.directory(2, &no_tag).pop().expect("its own");
+        assert_eq!((own.id, ips(&own)), (3, vec!["10.0.0.3".to_owned()]));
+
+        // One entry has room for eight.
+        for last in 100..110 {
+            advertise(&mut members[0], &format!("10.0.0.{last}"), 50);
+        }
+        let own = directory(&members, ROUTED, 0).pop().expect("its own");
+        assert_eq!((own.id, own.ips.len()), (1, 8));
+
+        let pinned = format!("{ROUTED}[[guest]]\nmatch = 'g2'\nallow_ips = ['10.0.0.99']\n");
+        let entries = directory(&members, &pinned, 0);
+        assert!(ips(&entries[0]).is_empty());
+        assert_eq!(ips(&entries[1]), ["10.0.0.3", "10.0.0.2"], "now the third has it");
+    }
+
+    #[test]
+    fn addresses_that_only_an_earlier_agent_knew() {
+        let mut members = vec![routed(1, port(1, 0)), routed(2, port(2, 0))];
+        members[1].addresses.clear();
+        members[1].keep = true;
+        let keeps = |of| -> Vec<(u64, bool)> {
+            let entries = directory(&members, ROUTED, of);
+            entries.iter().map(|entry| (entry.id, entry.keep)).collect()
+        };
+        assert_eq!(
+            (keeps(0), keeps(1)),
+            (vec![(2, true), (1, false)], vec![(1, false), (2, true)])
+        );
     }
 
     #[test]

@@ -553,7 +553,19 @@ impl Serving {
                 () = ended(self.gone.as_ref()) => return Ok(End::MachineGone),
                 command = self.inbox.recv() => match command {
                     None | Some(Command::Detach) => return Ok(End::Detach),
-                    Some(Command::Prepare) => return Ok(End::Prepare),
+                    Some(Command::Prepare) => {
+                        // What it knows is not to come along, and the broker's
+                        // last directory may be on its way yet. A guest that has
+                        // no room for two more messages does not read them either.
+                        if connected && !was_reset {
+                            self.outbox.start_directory(Arc::default());
+                            self.outbox.flush(&mut control.region)?;
+                            if control.region.sent() {
+                                control.ring();
+                            }
+                        }
+                        return Ok(End::Prepare);
+                    }
                     Some(command @ (Command::Migrate { .. } | Command::Resume)) => refuse(command),
                     Some(Command::Rescan) => self.rescan(),
                     Some(Command::Send(message)) => self.outbox.push(message),
@@ -658,6 +670,8 @@ mod tests {
             epoch: 1,
             tag: 0,
             tagged: false,
+            keep: false,
+            gateway: None,
             local_mac: [1; 6],
             mac: [2; 6],
             mtu: 1500,

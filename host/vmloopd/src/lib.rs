@@ -23,6 +23,7 @@ pub mod machine;
 pub mod metrics;
 pub mod policy;
 pub mod qmp;
+pub mod routes;
 pub mod server;
 pub mod standby;
 pub mod state;

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The host's virtual network: which interfaces are ports of which bridge, in
-//! which VLAN. Kept up to date by rtnetlink's events.
+//! which VLAN, and what the host itself is there. Kept up to date by rtnetlink's
+//! events.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt};
 use rtnetlink::MulticastGroup;
+use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
 use rtnetlink::packet_route::AddressFamily;
+use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
     AfSpecBridge, BridgePortState, BridgeVlanInfoFlags, InfoBridge, InfoBridgePort, InfoData,
-    InfoKind, InfoPortData, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage,
+    InfoKind, InfoPortData, InfoVlan, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo,
+    LinkMessage,
 };
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -25,8 +29,14 @@ const LATEST: Duration = Duration::from_millis(300);
 pub struct Link {
     /// its name
     pub name: String,
+    /// its hardware address; zeros if it has none
+    pub mac: [u8; 6],
     /// largest packet in bytes
     pub mtu: u32,
+    /// index of the interface that it stands on, as a VLAN does; 0 for none
+    pub below: u32,
+    /// VLAN: its number
+    pub vlan: u16,
     /// administratively up
     pub up: bool,
     /// index of the interface that it is a port of; 0 for none
@@ -39,7 +49,7 @@ pub struct Link {
     pub isolated: bool,
     /// port: whether it forwards
     pub forwarding: bool,
-    /// port: VLAN that untagged frames enter; 0 for none
+    /// port, or bridge for itself: VLAN that untagged frames enter; 0 for none
     pub pvid: u16,
     /// port: whether frames of that VLAN leave untagged
     pub untagged: bool,
@@ -49,16 +59,35 @@ pub struct Link {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Links {
     links: HashMap<u32, Link>,
+    /// how often the host's routes have changed
+    routes: u64,
+}
+
+/// The host itself, as the router of a network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gateway {
+    /// index of its interface there
+    pub index: u32,
+    /// name of that
+    pub name: String,
+    /// its hardware address
+    pub mac: [u8; 6],
+    /// largest packet in bytes
+    pub mtu: u32,
 }
 
 /// Where in the virtual network an interface of a guest is. Two that have the
 /// same `bridge` and `vlan`, not both isolated, reach each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// index of the bridge
+    /// index of the bridge, or of the interface itself if it is in none
     pub bridge: u32,
     /// its name
     pub bridge_name: String,
+    /// whether it is in no bridge: nobody but the host is there
+    pub alone: bool,
+    /// the host there; None if it has no interface
+    pub gateway: Option<Gateway>,
     /// VLAN of untagged frames; 0 if the bridge does not filter VLANs
     pub vlan: u16,
     /// whether tagged frames pass between all ports
@@ -72,7 +101,46 @@ pub struct Port {
 impl Links {
     /// From interfaces by index.
     pub fn new(links: impl IntoIterator<Item = (u32, Link)>) -> Self {
-        Self { links: links.into_iter().collect() }
+        Self { links: links.into_iter().collect(), routes: 0 }
+    }
+
+    /// The host's interface of an index, as a router.
+    fn gateway(&self, index: u32) -> Option<Gateway> {
+        let link = self.links.get(&index)?;
+        // What is no unicast address is no next hop.
+        let usable = link.up && link.mac != [0; 6] && link.mac[0] & 1 == 0;
+        usable.then(|| Gateway { index, name: link.name.clone(), mac: link.mac, mtu: link.mtu })
+    }
+
+    /// The host in a VLAN of a bridge: an interface above the bridge, or the
+    /// bridge itself.
+    fn gateway_in(&self, bridge: u32, vlan: u16) -> Option<Gateway> {
+        let itself = self.links.get(&bridge)?;
+        if !itself.vlan_filtering {
+            return self.gateway(bridge);
+        }
+        let above = self.links.iter().find(|(_, link)| link.below == bridge && link.vlan == vlan);
+        match above {
+            Some((index, _)) => self.gateway(*index),
+            None if itself.pvid == vlan => self.gateway(bridge),
+            None => None,
+        }
+    }
+
+    /// Where an interface of a guest is that is in no bridge: with nobody but
+    /// the host.
+    pub fn alone(&self, name: &str) -> Option<Port> {
+        let (index, link) = self.links.iter().find(|(_, link)| link.name == name)?;
+        (link.up && link.master == 0).then(|| Port {
+            bridge: *index,
+            bridge_name: link.name.clone(),
+            alone: true,
+            gateway: self.gateway(*index),
+            vlan: 0,
+            tagged: false,
+            isolated: false,
+            mtu: link.mtu,
+        })
     }
 
     /// Whether others are there than in `before`, or under other names.
@@ -113,6 +181,9 @@ impl Links {
         Ok(Port {
             bridge: link.master,
             bridge_name: bridge.name.clone(),
+            alone: false,
+            gateway: self
+                .gateway_in(link.master, if bridge.vlan_filtering { link.pvid } else { 0 }),
             vlan: if bridge.vlan_filtering { link.pvid } else { 0 },
             tagged: !bridge.vlan_filtering,
             isolated: link.isolated,
@@ -125,7 +196,9 @@ impl Links {
         for attribute in message.attributes {
             match attribute {
                 LinkAttribute::IfName(name) => link.name = name,
+                LinkAttribute::Address(bytes) => link.mac = bytes.try_into().unwrap_or_default(),
                 LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+                LinkAttribute::Link(index) => link.below = index,
                 LinkAttribute::Controller(master) => link.master = master,
                 LinkAttribute::LinkInfo(infos) => link.take_info(infos),
                 _ => {}
@@ -159,6 +232,13 @@ impl Link {
                     for value in data {
                         if let InfoBridge::VlanFiltering(on) = value {
                             self.vlan_filtering = on;
+                        }
+                    }
+                }
+                LinkInfo::Data(InfoData::Vlan(data)) => {
+                    for value in data {
+                        if let InfoVlan::Id(id) = value {
+                            self.vlan = id;
                         }
                     }
                 }
@@ -200,27 +280,42 @@ pub async fn read(handle: &rtnetlink::Handle) -> Result<Links, rtnetlink::Error>
     Ok(links)
 }
 
-/// Sends all interfaces at first and after each change, until nobody receives.
+/// Whether an event is about the host's routes.
+fn is_route<T>((message, _): &(NetlinkMessage<RouteNetlinkMessage>, T)) -> bool {
+    use RouteNetlinkMessage::{DelRoute, NewRoute};
+    matches!(message.payload, NetlinkPayload::InnerMessage(NewRoute(_) | DelRoute(_)))
+}
+
+/// Sends all interfaces at first and after each change, also of routes, until
+/// nobody receives.
 ///
 /// # Errors
 /// Those of rtnetlink.
 pub async fn watch(to: mpsc::Sender<Links>) -> anyhow::Result<()> {
-    let (connection, handle, mut events) =
-        rtnetlink::new_multicast_connection(&[MulticastGroup::Link])?;
+    let (connection, handle, mut events) = rtnetlink::new_multicast_connection(&[
+        MulticastGroup::Link,
+        MulticastGroup::Ipv4Route,
+        MulticastGroup::Ipv6Route,
+    ])?;
     tokio::spawn(connection);
     let mut last = None;
+    let mut routes = 0;
     loop {
-        let links = read(&handle).await?;
+        let mut links = read(&handle).await?;
+        links.routes = routes;
         if last.as_ref() != Some(&links) {
             last = Some(links.clone());
             if to.send(links).await.is_err() {
                 return Ok(());
             }
         }
-        if events.next().await.is_none() {
-            anyhow::bail!("rtnetlink ended");
-        }
-        let quiet = async { while let Ok(Some(_)) = timeout(QUIET, events.next()).await {} };
+        let Some(event) = events.next().await else { anyhow::bail!("rtnetlink ended") };
+        routes += u64::from(is_route(&event));
+        let quiet = async {
+            while let Ok(Some(event)) = timeout(QUIET, events.next()).await {
+                routes += u64::from(is_route(&event));
+            }
+        };
         // Late is as good as quiet.
         let _ = timeout(LATEST, quiet).await;
     }
@@ -273,6 +368,34 @@ mod tests {
         assert!(port(Link { bridge: false, ..bridge(false) }, tap(1)).is_err(), "Open vSwitch");
         assert!(Links::default().port("tap0").is_err());
         assert!(Links::default().port("").is_err());
+    }
+
+    #[test]
+    fn gateways() {
+        let mac = [2, 0, 0, 0, 1, 0];
+        let host = |bridge: Link| Link { mac, mtu: 9000, ..bridge };
+        let found = port(host(bridge(false)), tap(1)).expect("a port").gateway.expect("the host");
+        assert_eq!((found.index, &*found.name, found.mac, found.mtu), (1, "br0", mac, 9000));
+        assert_eq!(port(bridge(false), tap(1)).expect("a port").gateway, None, "no address");
+
+        // Where VLANs are filtered the host needs to be in the guest's.
+        let itself = |pvid| port(Link { pvid, ..host(bridge(true)) }, tap(10)).expect("a port");
+        assert_eq!(itself(10).gateway.map(|found| found.index), Some(1));
+        assert_eq!(itself(1).gateway, None);
+        let above = Link { name: "br0.10".into(), up: true, below: 1, vlan: 10, ..Link::default() };
+        let links = [(1, host(bridge(true))), (2, tap(10)), (3, Link { mac, ..above })];
+        let found = Links::new(links).port("tap0").expect("a port").gateway;
+        assert_eq!(found.map(|found| (found.index, found.name)), Some((3, "br0.10".into())));
+
+        // Without a bridge nobody but the host is there.
+        let vif = Link { mac, master: 0, forwarding: false, ..tap(0) };
+        let links = Links::new([(2, vif.clone())]);
+        let alone = links.alone("tap0").expect("a place");
+        assert_eq!((alone.bridge, alone.alone, alone.tagged), (2, true, false));
+        assert_eq!(alone.gateway.map(|found| found.index), Some(2));
+        assert!(links.port("tap0").is_err());
+        assert!(Links::new([(2, Link { up: false, ..vif })]).alone("tap0").is_none(), "down");
+        assert!(Links::new([(2, tap(1))]).alone("tap0").is_none(), "in a bridge");
     }
 
     #[tokio::test]

@@ -2,7 +2,8 @@
 //! Who may talk to whom: `/etc/vmloop/policy.toml`.
 //!
 //! The network always comes first: guests that share no bridge and VLAN get no
-//! channel, whatever the policy says. See docs/agent.md.
+//! channel, whatever the policy says, unless it says that the host routes
+//! between them. See docs/agent.md.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -127,11 +128,22 @@ struct GuestRule {
     allow_ips: Option<Vec<Prefix>>,
 }
 
+/// Guests between whose subnets this host routes.
+#[derive(Clone, Debug)]
+struct Routed {
+    name: String,
+    members: Vec<Pattern>,
+    /// bridges, or interfaces of guests that are in none; None for all
+    interfaces: Option<Vec<Pattern>>,
+    allow_ips: Vec<Prefix>,
+}
+
 /// A policy that was checked.
 #[derive(Clone, Debug)]
 pub struct Policy {
     default: Fallback,
     groups: Vec<Group>,
+    routed: Vec<Routed>,
     guests: Vec<GuestRule>,
     /// bytes of each ring of new channels
     pub ring_size: u32,
@@ -148,6 +160,7 @@ impl Default for Policy {
         Self {
             default: Fallback::SameBridge,
             groups: Vec::new(),
+            routed: Vec::new(),
             guests: Vec::new(),
             ring_size: RING_SIZE,
             idle_ms: IDLE_MS,
@@ -199,6 +212,8 @@ struct File {
     #[serde(default)]
     group: Vec<FileGroup>,
     #[serde(default)]
+    routed: Vec<FileRouted>,
+    #[serde(default)]
     guest: Vec<FileGuest>,
 }
 
@@ -207,6 +222,15 @@ struct File {
 struct FileGroup {
     name: Spanned<String>,
     members: Spanned<Vec<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileRouted {
+    name: Spanned<String>,
+    members: Spanned<Vec<String>>,
+    interfaces: Option<Spanned<Vec<String>>>,
+    allow_ips: Spanned<Vec<Spanned<String>>>,
 }
 
 #[derive(Deserialize)]
@@ -247,6 +271,57 @@ impl<'de> Deserialize<'de> for Size {
             .ok_or_else(|| {
                 serde::de::Error::custom(format!("{text:?} is not a size; write \"4M\""))
             })
+    }
+}
+
+/// Makes an error of a place in the file and of what is wrong there.
+type At<'a> = &'a dyn Fn(std::ops::Range<usize>, String) -> Invalid;
+
+/// Patterns of a list that must not be empty; `what` it is a list of.
+fn patterns(list: Spanned<Vec<String>>, what: &str, at: At<'_>) -> Result<Vec<Pattern>, Invalid> {
+    let span = list.span();
+    let list: Vec<_> = list.into_inner().iter().map(|text| Pattern::new(text)).collect();
+    if list.is_empty() {
+        return Err(at(span, format!("{what}; add some or remove it")));
+    }
+    Ok(list)
+}
+
+fn prefixes(list: Vec<Spanned<String>>, at: At<'_>) -> Result<Vec<Prefix>, Invalid> {
+    list.into_iter()
+        .map(|entry| {
+            let span = entry.span();
+            entry.into_inner().parse().map_err(|what| at(span, what))
+        })
+        .collect()
+}
+
+impl Routed {
+    fn parse(raw: FileRouted, others: &[Self], at: At<'_>) -> Result<Self, Invalid> {
+        let name_at = raw.name.span();
+        let name = raw.name.into_inner();
+        if others.iter().any(|other| other.name == name) {
+            return Err(at(
+                name_at,
+                format!("there are two [[routed]] {name:?}; give one another name"),
+            ));
+        }
+        let members = patterns(raw.members, &format!("[[routed]] {name:?} has no members"), at)?;
+        let interfaces = raw
+            .interfaces
+            .map(|list| patterns(list, &format!("[[routed]] {name:?} has no interfaces"), at))
+            .transpose()?;
+        let ips_at = raw.allow_ips.span();
+        let allow_ips = prefixes(raw.allow_ips.into_inner(), at)?;
+        if allow_ips.is_empty() {
+            return Err(at(
+                ips_at,
+                format!(
+                    "[[routed]] {name:?} allows no addresses; write the subnets of its members, as in [\"10.1.0.0/16\"]"
+                ),
+            ));
+        }
+        Ok(Self { name, members, interfaces, allow_ips })
     }
 }
 
@@ -300,35 +375,22 @@ impl Policy {
                     format!("there are two groups {name:?}; merge their members"),
                 ));
             }
-            let members_at = group.members.span();
-            let members: Vec<_> =
-                group.members.into_inner().iter().map(|text| Pattern::new(text)).collect();
-            if members.is_empty() {
-                return Err(at(
-                    members_at,
-                    format!("group {name:?} has no members; add some or remove it"),
-                ));
-            }
+            let members = patterns(group.members, &format!("group {name:?} has no members"), &at)?;
             groups.push(Group { name, members });
+        }
+        let mut routed = Vec::new();
+        for raw in raw.routed {
+            routed.push(Routed::parse(raw, &routed, &at)?);
         }
         let mut guests = Vec::new();
         for guest in raw.guest {
-            let allow_ips = guest
-                .allow_ips
-                .map(|list| {
-                    list.into_iter()
-                        .map(|entry| {
-                            let span = entry.span();
-                            entry.into_inner().parse().map_err(|what| at(span, what))
-                        })
-                        .collect::<Result<Vec<Prefix>, _>>()
-                })
-                .transpose()?;
+            let allow_ips = guest.allow_ips.map(|list| prefixes(list, &at)).transpose()?;
             guests.push(GuestRule { matches: Pattern::new(&guest.matches), allow_ips });
         }
         Ok(Self {
             default: raw.default,
             groups,
+            routed,
             guests,
             ring_size,
             idle_ms: raw.idle_ms.unwrap_or(IDLE_MS),
@@ -377,6 +439,32 @@ impl Policy {
             .filter(|rule| rule.matches.is(who))
             .find_map(|rule| rule.allow_ips.as_ref())
             .is_none_or(|list| list.iter().any(|prefix| prefix.contains(ip)))
+    }
+
+    /// Whether there is any `[[routed]]`.
+    pub fn routes(&self) -> bool {
+        !self.routed.is_empty()
+    }
+
+    /// Which `[[routed]]` an interface of a guest belongs to: the first with the
+    /// guest and with one of the names that its place in the host has. Two are
+    /// routed if it is the same.
+    pub fn routed(&self, who: Who<'_>, places: &[&str]) -> Option<usize> {
+        self.routed.iter().position(|routed| {
+            routed.members.iter().any(|member| member.is(who))
+                && routed.interfaces.as_ref().is_none_or(|list| {
+                    list.iter().any(|one| places.iter().any(|place| one.matches(place)))
+                })
+        })
+    }
+
+    /// Whether a guest may be reached by an address in that `[[routed]]`.
+    pub fn allows_routed_ip(&self, who: Who<'_>, routed: usize, ip: IpAddr) -> bool {
+        self.allows_ip(who, ip)
+            && self
+                .routed
+                .get(routed)
+                .is_some_and(|routed| routed.allow_ips.iter().any(|prefix| prefix.contains(ip)))
     }
 }
 
@@ -435,6 +523,28 @@ mod tests {
     }
 
     #[test]
+    fn routed() {
+        let policy = parse(
+            "[[routed]]\nname = 'a'\nmembers = ['web*']\ninterfaces = ['br1', 'vif*']\nallow_ips = ['10.1.0.0/16']\n\
+             [[routed]]\nname = 'b'\nmembers = ['web*', 'db']\nallow_ips = ['10.0.0.0/8', 'fd00::/8']\n\
+             [[guest]]\nmatch = 'db'\nallow_ips = ['10.2.0.0/24']\n",
+        )
+        .expect("a policy");
+        assert_eq!(policy.routed(who("web1"), &["br1"]), Some(0));
+        assert_eq!(policy.routed(who("web1"), &["vif7.0"]), Some(0));
+        assert_eq!(policy.routed(who("web1"), &["br0", "br0.5"]), Some(1));
+        assert_eq!(policy.routed(who("db"), &["br1"]), Some(1));
+        assert_eq!(policy.routed(who("x"), &["br1"]), None);
+        let allows = |name, routed, ip: &str| {
+            policy.allows_routed_ip(who(name), routed, ip.parse().expect("an address"))
+        };
+        assert!(allows("web1", 0, "10.1.0.1") && !allows("web1", 0, "10.2.0.1"));
+        assert!(allows("web1", 1, "fd00::1") && !allows("web1", 1, "192.0.2.1"));
+        assert!(allows("db", 1, "10.2.0.1") && !allows("db", 1, "10.1.0.1"));
+        assert_eq!(Policy::default().routed(who("web1"), &["br1"]), None);
+    }
+
+    #[test]
     fn sizes() {
         for (text, size) in [("'64K'", 64 << 10), ("'1MiB'", 1 << 20), ("2097152", 2 << 20)] {
             assert_eq!(parse(&format!("ring_size = {text}")).expect(text).ring_size, size);
@@ -457,6 +567,27 @@ mod tests {
             (
                 "[[guest]]\nmatch='x'\nallow_ips=['10.0.0.0/8',\n'10.0.0.0/33']",
                 "p:4: \"10.0.0.0/33\": the length",
+            ),
+            (
+                "[[routed]]\nname='x'\nmembers=['a']\nallow_ips=[]",
+                "p:4: [[routed]] \"x\" allows no addresses",
+            ),
+            (
+                "[[routed]]\nname='x'\nmembers=[]\nallow_ips=['10.0.0.0/8']",
+                "p:3: [[routed]] \"x\" has no members",
+            ),
+            (
+                "[[routed]]\nname='x'\nmembers=['a']\ninterfaces=[]\nallow_ips=['10.0.0.0/8']",
+                "p:4: [[routed]] \"x\" has no interfaces",
+            ),
+            (
+                "[[routed]]\nname='x'\nmembers=['a']\nallow_ips=['10.0.0.0/8',\n'10.0/8']",
+                "p:5: \"10.0/8\" is not an address",
+            ),
+            ("[[routed]]\nname='x'\nmembers=['a']", "p:1: missing field `allow_ips`"),
+            (
+                "[[routed]]\nname='x'\nmembers=['a']\nallow_ips=['::/0']\n[[routed]]\nname='x'\nmembers=['a']\nallow_ips=['::/0']",
+                "p:6: there are two [[routed]] \"x\"",
             ),
             ("[[guest]]\nmatch='x'\nallow_ips=['example']", "p:3: \"example\" is not an address"),
         ] {

@@ -5,14 +5,86 @@
 mod fake;
 
 use std::fs::File;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use fake::agent::{Agent, link, meet};
 use fake::{Modules, Qemu, wait};
 use vmloop_abi::shm;
 use vmloop_api::Request;
 use vmloopd::broker::Event;
-use vmloopd::links::Links;
+use vmloopd::links::{Link, Links};
+
+/// Address of the host on a bridge.
+fn gateway(bridge: u32) -> [u8; 6] {
+    [2, 0, 0, 0, 0, bridge as u8]
+}
+
+/// Three networks that this host routes between: guests 1 and 2 are on br1, 3
+/// and 4 on br2, and 5 has nobody but the host.
+fn routed_network() -> Links {
+    let bridge = |index| {
+        let bridge = Link { name: format!("br{index}"), up: true, bridge: true, ..Link::default() };
+        (index + 100, Link { mac: gateway(index), mtu: 1500, ..bridge })
+    };
+    let tap = |number: u32, master| {
+        let tap = Link { name: format!("tap{number}"), mtu: 1500, up: true, ..Link::default() };
+        (number, Link { master, forwarding: true, mac: gateway(number), ..tap })
+    };
+    Links::new([
+        bridge(1),
+        bridge(2),
+        tap(1, 101),
+        tap(2, 101),
+        tap(3, 102),
+        tap(4, 102),
+        tap(5, 0),
+    ])
+}
+
+/// Network to which the host of one test sends 10.7.0.0/16.
+static NETWORK_7: AtomicU32 = AtomicU32::new(1);
+
+/// What that host sends where: 10.N.0.0/16 and fd00:N::/32 to network N, but its
+/// own address there, and all else to its uplink.
+fn route(ip: IpAddr) -> Option<u32> {
+    let (network, own) = match ip {
+        IpAddr::V4(ip) => {
+            let [first, second, _, last] = ip.octets();
+            (u32::from(second) * u32::from(first == 10), last == 1)
+        }
+        IpAddr::V6(ip) => (ip.segments()[1].into(), ip == Ipv6Addr::LOCALHOST),
+    };
+    match network {
+        _ if own => None,
+        7 => Some(100 + NETWORK_7.load(Ordering::Relaxed)),
+        1 | 2 => Some(100 + network),
+        5 => Some(5),
+        _ => Some(999),
+    }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+/// Addresses of an entry of a directory.
+fn ips(peer: &shm::Peer) -> Vec<String> {
+    peer.ip[..peer.ip_count.into()]
+        .iter()
+        .map(|address| match address.family {
+            shm::VMLOOP_ADDR_IPV4 => {
+                IpAddr::from([address.ip[0], address.ip[1], address.ip[2], address.ip[3]])
+            }
+            _ => IpAddr::from(address.ip),
+        })
+        .map(|ip| ip.to_string())
+        .collect()
+}
+
+const ROUTED: &str = "idle_ms = 0\n[[routed]]\nname = 'all'\nmembers = ['g*']\n\
+    interfaces = ['br?', 'tap*']\nallow_ips = ['10.0.0.0/8', 'fd00::/16']\n";
 
 #[test]
 fn from_hello_to_a_channel_and_back() {
@@ -387,4 +459,266 @@ fn clones_and_names() {
     assert_eq!(attach(&two, Some("a\nb")), Err("bad-name".into()));
     assert!(clone.devices().is_empty() && two.devices().is_empty());
     assert!(attach(&two, Some("another")).is_ok());
+}
+
+/// What a guest was told of a peer, by its identity.
+fn told<'a>(modules: &'a Modules<'_>, id: u64) -> Option<&'a shm::Peer> {
+    modules.directory.iter().find(|peer| peer.id == id)
+}
+
+/// Identity of a guest, in numbers.
+fn id(agent: &Agent, name: &str) -> u64 {
+    let guests = agent.list(Request::List).guests;
+    let guest = guests.iter().find(|guest| guest.name == name).expect("a guest");
+    u64::from_str_radix(&guest.id, 16).expect("hexadecimal digits")
+}
+
+#[test]
+fn guests_that_the_host_routes_between() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let all: Vec<_> = (1..=3).map(|number| Qemu::start(directory.path(), number)).collect();
+    let agent = Agent::routing(directory.path(), route);
+    agent.send(Event::Links(routed_network()));
+    all.iter().for_each(|qemu| agent.attach(qemu));
+    let mut a = Modules::begin(&all[0], 11, shm::VMLOOP_F_ROUTED);
+    let mut b = Modules::begin(&all[1], 22, shm::VMLOOP_F_ROUTED);
+    let mut c = Modules::begin(&all[2], 33, shm::VMLOOP_F_ROUTED);
+    a.advertise(&[ip("10.1.0.11"), ip("fd00:1::11")]);
+    b.advertise(&[ip("10.1.0.12")]);
+    c.advertise(&[ip("10.2.0.13"), ip("10.2.0.99")]);
+    let (id_a, id_b, id_c) = (id(&agent, "g1"), id(&agent, "g2"), id(&agent, "g3"));
+
+    // The network alone does not bring them together.
+    wait("the neighbour", || {
+        a.hear();
+        told(&a, id_b).is_some_and(|peer| peer.ip_count == 1)
+    });
+    assert!(told(&a, id_c).is_none() && told(&a, id_a).is_none());
+
+    agent.policy(directory.path(), ROUTED);
+    wait("the routed peer", || {
+        a.hear();
+        c.hear();
+        told(&a, id_c).is_some() && told(&c, id_a).is_some()
+    });
+    let peer = *told(&a, id_c).expect("a peer");
+    assert_eq!((peer.flags, peer.gateway), (shm::VMLOOP_PEER_ROUTED, gateway(1)));
+    assert_eq!((peer.local_mac[5], peer.mac[5], peer.mtu), (1, 3, 1500));
+    assert_eq!(ips(&peer), ["10.2.0.13", "10.2.0.99"]);
+    assert_eq!(told(&c, id_a).map(|peer| peer.gateway), Some(gateway(2)));
+    assert_eq!(told(&a, id_a).map(ips), Some(vec!["10.1.0.11".into(), "fd00:1::11".into()]));
+    let neighbour = told(&a, id_b).expect("a neighbour");
+    assert_eq!((neighbour.flags, neighbour.gateway), (shm::VMLOOP_PEER_TAGGED, [0; 6]));
+    let guest = agent.list(Request::List).guests.remove(0);
+    assert_eq!((&*guest.nics[0].bridge, &*guest.nics[0].gateway), ("br1", "02:00:00:00:00:01"));
+    assert_eq!(guest.routed_ips, ["10.1.0.11", "fd00:1::11"]);
+
+    // One channel, whatever the addresses.
+    a.want(&peer);
+    wait("a channel", || {
+        a.hear();
+        c.hear();
+        all[0].has("vmloop-ch-1") && all[2].has("vmloop-ch-1")
+    });
+    a.state(1, shm::VMLOOP_STATE_UP);
+    c.state(1, shm::VMLOOP_STATE_UP);
+    for list in [
+        &["10.2.0.13", "10.2.0.99", "fd00:2::13"][..],
+        &["10.2.0.99", "fd00:2::13"],
+        &[],
+        &["10.2.0.13"],
+    ] {
+        c.advertise(&list.iter().map(|text| ip(text)).collect::<Vec<_>>());
+        wait("its addresses", || {
+            a.hear();
+            c.hear();
+            told(&a, id_c).is_some_and(|peer| ips(peer) == list)
+                && told(&c, id_c).is_some_and(|own| ips(own) == list)
+        });
+        assert_eq!((agent.channels(), told(&a, id_c).map(|peer| peer.tag)), (1, Some(1)));
+    }
+    // Of the wrong network, of nobody's, the host's own, of the link.
+    let wrong = ["10.1.0.77", "172.16.0.1", "10.9.0.1", "10.2.0.1", "fe80::1", "10.2.0.14"];
+    c.advertise(&wrong.map(ip));
+    wait("the one that is good", || {
+        a.hear();
+        told(&a, id_c).is_some_and(|peer| ips(peer) == ["10.2.0.14"])
+    });
+
+    // The policy changes while the channel is up.
+    agent.policy(directory.path(), &ROUTED.replace("10.0.0.0/8", "10.1.0.0/16"));
+    wait("no address", || {
+        a.hear();
+        told(&a, id_c).is_some_and(|peer| peer.ip_count == 0)
+    });
+    assert_eq!(agent.channels(), 1);
+    agent.policy(directory.path(), "");
+    wait("an end", || {
+        a.hear();
+        c.hear();
+        told(&a, id_c).is_none() && told(&a, id_a).is_none() && agent.channels() == 0
+    });
+    assert_eq!(a.closes, [shm::VMLOOP_CLOSE_POLICY]);
+    assert!(told(&a, id_b).is_some());
+}
+
+#[test]
+fn routed_addresses_of_two_guests() {
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::write(directory.path().join("policy.toml"), ROUTED).expect("a policy");
+    let all: Vec<_> = [1, 3, 4, 5].map(|number| Qemu::start(directory.path(), number)).into();
+    let agent = Agent::routing(directory.path(), route);
+    agent.send(Event::Links(routed_network()));
+    all.iter().for_each(|qemu| agent.attach(qemu));
+    let mut a = Modules::begin(&all[0], 11, shm::VMLOOP_F_ROUTED);
+    let mut c = Modules::begin(&all[1], 33, shm::VMLOOP_F_ROUTED);
+    c.advertise(&[ip("10.2.0.13")]);
+    let (id_c, id_d, id_e) = (id(&agent, "g3"), id(&agent, "g4"), id(&agent, "g5"));
+    let of = |modules: &mut Modules<'_>, id: u64, list: &[&str]| {
+        modules.hear();
+        told(modules, id).is_some_and(|peer| ips(peer) == list)
+    };
+    wait("an address", || of(&mut a, id_c, &["10.2.0.13"]));
+
+    // A second claims it as well, on the same bridge; a third behind no bridge.
+    let mut d = Modules::begin(&all[2], 44, shm::VMLOOP_F_ROUTED);
+    d.advertise(&[ip("10.2.0.13"), ip("10.2.0.14")]);
+    let mut e = Modules::begin(&all[3], 55, shm::VMLOOP_F_ROUTED);
+    e.advertise(&[ip("10.5.0.2"), ip("10.2.0.13")]);
+    wait("what is the second's own", || of(&mut a, id_d, &["10.2.0.14"]));
+    wait("what is the third's own", || of(&mut a, id_e, &["10.5.0.2"]));
+    assert!(of(&mut a, id_c, &["10.2.0.13"]));
+    assert_eq!(told(&a, id_e).map(|peer| peer.gateway), Some(gateway(1)));
+    wait("the first at the third", || of(&mut e, id_c, &["10.2.0.13"]));
+    assert_eq!(told(&e, id_c).map(|peer| peer.gateway), Some(gateway(5)));
+
+    // It is free when the first gives it up.
+    c.advertise(&[]);
+    wait("another owner", || of(&mut a, id_d, &["10.2.0.13", "10.2.0.14"]));
+    assert!(of(&mut a, id_c, &[]));
+
+    // The host's routes change.
+    c.advertise(&[ip("10.7.0.3")]);
+    d.advertise(&[ip("10.2.0.14")]);
+    wait("none", || of(&mut a, id_d, &["10.2.0.14"]) && of(&mut a, id_c, &[]));
+    NETWORK_7.store(2, Ordering::Relaxed);
+    agent.send(Event::Links(routed_network()));
+    wait("an address", || of(&mut a, id_c, &["10.7.0.3"]));
+
+    // Modules of an earlier version are not told, and nobody is told of them.
+    let mut e = Modules::begin(&all[3], 56, 0);
+    e.advertise(&[ip("10.5.0.2")]);
+    wait("it to be known", || {
+        e.hear();
+        let guests = agent.list(Request::List).guests;
+        let known = guests.iter().find(|guest| guest.name == "g5");
+        e.generation > 0 && known.is_some_and(|guest| guest.ips == ["10.5.0.2/24"])
+    });
+    // What comes after it has been heard by all.
+    c.advertise(&[ip("10.2.0.15")]);
+    wait("news", || of(&mut a, id_c, &["10.2.0.15"]));
+    e.hear();
+    assert!(told(&a, id_e).is_none() && e.directory.is_empty());
+}
+
+#[test]
+fn routed_addresses_and_an_agent_that_is_killed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::write(directory.path().join("policy.toml"), ROUTED).expect("a policy");
+    let all: Vec<_> = [1, 3].map(|number| Qemu::start(directory.path(), number)).into();
+    let agent = Agent::routing(directory.path(), route);
+    agent.send(Event::Links(routed_network()));
+    all.iter().for_each(|qemu| agent.attach(qemu));
+    let mut a = Modules::begin(&all[0], 11, shm::VMLOOP_F_ROUTED);
+    let mut c = Modules::begin(&all[1], 33, shm::VMLOOP_F_ROUTED);
+    a.advertise(&[ip("10.1.0.11")]);
+    c.advertise(&[ip("10.2.0.13")]);
+    let (id_a, id_c) = (id(&agent, "g1"), id(&agent, "g3"));
+    wait("the peer", || {
+        a.hear();
+        told(&a, id_c).is_some_and(|peer| peer.ip_count == 1)
+    });
+    let peer = *told(&a, id_c).expect("a peer");
+    a.want(&peer);
+    wait("a channel", || all[0].has("vmloop-ch-1") && all[1].has("vmloop-ch-1"));
+
+    agent.kill();
+    let agent = Agent::routing(directory.path(), route);
+    agent.send(Event::Links(routed_network()));
+    for qemu in &all {
+        wait("another control device", || qemu.state().plugged["vmloop-ctl"] == 2);
+    }
+    // Neither has said its addresses: both are to go on with what they know.
+    let mut a = Modules::begin(&all[0], 111, shm::VMLOOP_F_ROUTED);
+    let keep = shm::VMLOOP_PEER_ROUTED | shm::VMLOOP_PEER_KEEP;
+    wait("a directory", || {
+        a.hear();
+        told(&a, id_c).is_some_and(|peer| (peer.tag, peer.flags) == (1, keep))
+            && told(&a, id_a).is_some_and(|own| own.flags == keep)
+    });
+    assert_eq!(a.generation, 1);
+    let mut c = Modules::begin(&all[1], 333, shm::VMLOOP_F_ROUTED);
+    c.advertise(&[ip("10.2.0.13")]);
+    wait("its addresses", || {
+        a.hear();
+        told(&a, id_c)
+            .is_some_and(|peer| peer.flags == shm::VMLOOP_PEER_ROUTED && ips(peer) == ["10.2.0.13"])
+    });
+    assert_eq!(told(&a, id_a).map(|own| own.flags), Some(keep));
+    assert_eq!(agent.channels(), 1);
+}
+
+#[test]
+fn a_routed_guest_that_is_prepared_for_a_migration() {
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::write(directory.path().join("policy.toml"), ROUTED).expect("a policy");
+    let all: Vec<_> = [1, 3].map(|number| Qemu::start(directory.path(), number)).into();
+    let agent = Agent::routing(directory.path(), route);
+    agent.send(Event::Links(routed_network()));
+    all.iter().for_each(|qemu| agent.attach(qemu));
+    let mut a = Modules::begin(&all[0], 11, shm::VMLOOP_F_ROUTED);
+    let mut c = Modules::begin(&all[1], 33, shm::VMLOOP_F_ROUTED);
+    a.advertise(&[ip("10.1.0.11")]);
+    c.advertise(&[ip("10.2.0.13")]);
+    let (id_a, id_c) = (id(&agent, "g1"), id(&agent, "g3"));
+    let meet = |a: &mut Modules<'_>, c: &mut Modules<'_>| {
+        wait("each other", || {
+            a.hear();
+            c.hear();
+            let known = |modules: &Modules<'_>, id, list: &[&str]| {
+                told(modules, id).is_some_and(|peer| ips(peer) == list)
+            };
+            known(a, id_a, &["10.1.0.11"])
+                && known(a, id_c, &["10.2.0.13"])
+                && known(c, id_a, &["10.1.0.11"])
+        });
+    };
+    meet(&mut a, &mut c);
+    let peer = *told(&a, id_c).expect("a peer");
+    a.want(&peer);
+    wait("a channel", || all[0].has("vmloop-ch-1") && all[1].has("vmloop-ch-1"));
+
+    // What it knew would be wrong elsewhere: it takes nothing along, not even
+    // by which of its own addresses others reached it here.
+    let prepared = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| agent.ask(Request::Prepare { guest: "g1".into() }));
+        wait("an answer", || {
+            a.hear();
+            c.hear();
+            asking.is_finished()
+        });
+        asking.join().expect("an answer")
+    });
+    assert_eq!(prepared.expect("prepared")["state"], "prepared");
+    a.hear();
+    assert_eq!((a.directory.len(), all[0].devices()), (0, Vec::<String>::new()));
+    wait("it to be gone", || {
+        c.hear();
+        told(&c, id_a).is_none() && told(&c, id_c).is_some() && agent.channels() == 0
+    });
+
+    agent.ask(Request::Resume { guest: "g1".into() }).expect("back");
+    let mut a = Modules::begin(&all[0], 12, shm::VMLOOP_F_ROUTED);
+    a.advertise(&[ip("10.1.0.11")]);
+    meet(&mut a, &mut c);
 }

@@ -4,6 +4,7 @@
 
 mod xenstore;
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -42,6 +43,15 @@ fn network() -> Links {
     Links::new(first.chain(second).chain([(100, bridge("xenbr0")), (101, bridge("xenbr1"))]))
 }
 
+/// Index of the interface by which this dom0 sends: interface M of domain N has
+/// 10.1M.0.N, and there is no bridge on the way.
+fn route(ip: IpAddr) -> Option<u32> {
+    match ip {
+        IpAddr::V4(ip) if ip.octets()[..3] == [10, 10, 0] => Some(ip.octets()[3].into()),
+        _ => None,
+    }
+}
+
 impl Agent {
     fn start(directory: &Path, xenstored: &Xenstored) -> Self {
         let runtime = Runtime::new().expect("a runtime");
@@ -54,6 +64,7 @@ impl Agent {
             policy: directory.join("policy.toml"),
             state: directory.join("guests.json"),
             taps: |_| Vec::new(),
+            route,
             xen: Some(store.clone()),
         };
         let (broker, events, inbox) =
@@ -644,8 +655,11 @@ fn a_peer_that_breaks_the_protocol() {
     let tag = link(&agent, &mut a, &mut b);
     a.say(&format!("channel/{tag}"), "broken");
     wait("close", || a.told(&format!("channel/{tag}")) == Some("2 0 close".into()));
-    b.work();
-    wait("one side", || agent.list().channels[0].b.state == "closed");
+    // It may be told later than the other.
+    wait("one side", || {
+        b.work();
+        agent.list().channels[0].b.state == "closed"
+    });
     // The one that says so still has the memory.
     assert_eq!(agent.list().channels[0].a.state, "broken");
     a.work();
@@ -813,6 +827,156 @@ fn names_that_are_not_unique() {
     wait("both", || agent.list().guests.len() == 2);
     let names: Vec<String> = agent.list().guests.into_iter().map(|guest| guest.name).collect();
     assert!(names == ["twin", "twin.5"] || names == ["twin", "twin.4"], "{names:?}");
+    // The name goes to the other one when its owner is gone.
+    store.destroy(if names[1] == "twin.5" { 4 } else { 5 });
+    wait("its name", || agent.list().guests.len() == 1 && agent.state("twin") == "attached");
+}
+
+#[test]
+fn a_guest_that_is_saved_and_restored() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    let tag = link(&agent, &mut a, &mut b);
+    let epoch = a.peer(2).expect("a peer").0;
+    // The kernels end the channel between them before the guest stops.
+    store.suspend(2);
+    a.let_go(tag);
+    b.unload();
+    store.suspended();
+    wait("an end", || {
+        a.work();
+        a.peers().is_empty() && a.list("channel").is_empty() && agent.channels() == 0
+    });
+    assert!(a.channels.is_empty());
+    store.destroy(2);
+    wait("it to be gone", || agent.list().guests.len() == 1);
+
+    // All but its number is as it was.
+    store.restore(3, "g2", 2);
+    wait("it to be found", || agent.state("g2") == "attached");
+    assert!(a.peers().is_empty());
+    let mut b = Modules::load(&store, 3, 0x222);
+    b.advertise(&[&format!("{} 10.0.0.2/24", mac(2, 0))]);
+    let shown = format!("{} {} 1 1500 10.0.0.2/24", mac(1, 0), mac(2, 0));
+    wait("it, by its old address", || a.told("peer/3/interface/0").as_ref() == Some(&shown));
+    wait("its peer", || b.peers() == ["1"]);
+    assert_eq!(a.peers(), ["3"]);
+    assert_ne!(a.peer(3).expect("a peer").0, epoch);
+    assert_ne!(link(&agent, &mut a, &mut b), tag);
+}
+
+#[test]
+fn a_guest_that_is_checkpointed() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    let tag = link(&agent, &mut a, &mut b);
+    let epoch = a.peer(2).expect("a peer").0;
+    store.suspend(2);
+    b.unload();
+    store.suspended();
+    // It goes on before its peer, or the agent, has done anything about it.
+    let begun = std::time::Instant::now();
+    let mut b = Modules::load(&store, 2, 0x222);
+    wait("a welcome", || b.agent().is_some() && b.peer(1).is_some_and(|peer| peer.1 == 0));
+    wait("an end", || {
+        a.work();
+        agent.channels() == 0 && a.peer(2) == Some((epoch, 0)) && a.channels.is_empty()
+    });
+    // The channel lived short, which is nobody's fault: no waiting.
+    assert_ne!(link(&agent, &mut a, &mut b), tag);
+    let took = begun.elapsed();
+    assert!(took < std::time::Duration::from_secs(2), "{took:?}");
+}
+
+#[test]
+fn a_guest_that_is_migrated_within_the_host() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    store.create(2, "g2");
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut b) = meet(&store);
+    let tag = link(&agent, &mut a, &mut b);
+    store.restore(3, "g2--incoming", 2);
+    wait("it", || agent.state("g2--incoming") == "attached");
+    store.suspend(2);
+    a.let_go(tag);
+    b.unload();
+    store.suspended();
+    // The agent may hear of the second name before the first.
+    store.dom0("/local/domain/3/name", "g2");
+    wait("a name", || agent.state("g2.3") == "attached");
+    store.dom0("/local/domain/2/name", "g2--migratedaway");
+    wait("its own name", || {
+        agent.state("g2--migratedaway") == "attached" && agent.state("g2") == "attached"
+    });
+    let mut c = Modules::load(&store, 3, 0x333);
+    wait("a welcome", || c.agent().is_some());
+    store.destroy(2);
+    wait("each other", || {
+        a.work();
+        a.peers() == ["3"] && c.peers() == ["1"] && agent.channels() == 0
+    });
+    link(&agent, &mut a, &mut c);
+}
+
+#[test]
+fn a_guest_with_nodes_of_an_earlier_life() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    store.create(1, "g1");
+    // What was number 2 elsewhere is 4 here, where 2 is somebody else.
+    store.create(2, "other");
+    store.restore(4, "g2", 3);
+    let stale = Modules::load(&store, 4, 0x22);
+    for peer in [1, 2] {
+        stale.say(&format!("want/{peer}"), "00000000000000aa 1");
+    }
+    for tag in [1, 2, 3] {
+        stale.say(&format!("channel/{tag}"), "offer 8 17");
+    }
+    let agent = Agent::start(directory.path(), &store);
+    let (mut a, mut c) = meet(&store);
+    // Asked before the others have spoken to this agent, it asks again.
+    for peer in [1, 2] {
+        let reason = || stale.refused(peer).map(|(reason, _)| reason);
+        wait("a refusal", || reason().is_some());
+        if reason() == Some(shm::VMLOOP_REFUSED_BUSY) {
+            stale.say(&format!("want/{peer}"), "00000000000000aa 1");
+            wait("another", || reason() != Some(shm::VMLOOP_REFUSED_BUSY));
+        }
+        assert_eq!(reason(), Some(shm::VMLOOP_REFUSED_GONE));
+    }
+    assert_eq!(agent.channels(), 0);
+    // Who believes in it gets a channel that leads nowhere.
+    wait("what it seems to be", || a.peer(4).is_some());
+    a.want(4);
+    wait("a task", || a.list("channel").len() == 1);
+    a.work();
+
+    let mut b = Modules::load(&store, 4, 0x222);
+    b.advertise(&[&format!("{} 10.0.0.3/24", mac(3, 0))]);
+    wait("an end of it", || {
+        a.work();
+        b.agent().is_some() && agent.channels() == 0 && a.channels.is_empty()
+    });
+    assert!(b.list("channel").is_empty());
+    link(&agent, &mut a, &mut b);
+    // The one that has its old number is reached as itself.
+    c.want(1);
+    wait("a second channel", || {
+        a.work();
+        c.work();
+        agent.channels() == 2 && c.channels.values().any(|said| said == "up")
+    });
 }
 
 #[test]
@@ -871,4 +1035,55 @@ fn an_agent_that_ends() {
     b.work();
     assert_eq!(a.peer(2).map(|peer| peer.1), Some(tag));
     assert_eq!((a.channels.len(), b.channels.len()), (1, 1));
+}
+
+#[test]
+fn domains_that_dom0_routes_between() {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    for domain in 1..=2 {
+        store.create(domain, &format!("g{domain}"));
+    }
+    let agent = Agent::start(directory.path(), &store);
+    // As vif-route leaves them: in no bridge, each with the address of all.
+    let vif = |domain: u32| {
+        let mac = [0xfe, 0xff, 0xff, 0xff, 0xff, 0xff];
+        let vif = Link { name: format!("vif{domain}.0"), mtu: 1500, up: true, ..Link::default() };
+        (domain, Link { mac, ..vif })
+    };
+    agent.send(Event::Links(Links::new((1..10).map(vif))));
+    let (mut a, mut b) = (Modules::load(&store, 1, 0x11), Modules::load(&store, 2, 0x22));
+    for modules in [&a, &b] {
+        let domain = modules.domain;
+        let good = format!("{} 10.10.0.{domain}/32", mac(domain, 0));
+        let other = format!("{} 10.10.0.9/32", mac(domain, 0));
+        modules.advertise(&[&good, &other]);
+    }
+    wait("an agent", || a.agent().is_some() && b.agent().is_some());
+    assert!(a.peers().is_empty() && b.peers().is_empty());
+
+    let policy = "[[routed]]\nname = 'x'\nmembers = ['g*']\nallow_ips = ['10.10.0.0/24']\n";
+    agent.policy(directory.path(), policy);
+    let told = |modules: &Modules<'_>, peer: u32| modules.told(&format!("peer/{peer}/interface/0"));
+    let entry = |of: u32, peer: u32, ips: &str| {
+        Some(format!("{} {} 2 1500 fe:ff:ff:ff:ff:ff{ips}", mac(of, 0), mac(peer, 0)))
+    };
+    wait("the peer, and its own", || {
+        told(&a, 2) == entry(1, 2, " 10.10.0.2/32") && told(&a, 1) == entry(1, 1, " 10.10.0.1/32")
+    });
+    let tag = link(&agent, &mut a, &mut b);
+
+    // An address that is taken away leaves the channel as it is.
+    b.advertise(&[]);
+    wait("no address", || told(&a, 2) == entry(1, 2, "") && told(&b, 2) == entry(2, 2, ""));
+    assert_eq!(a.peer(2).map(|peer| peer.1), Some(tag));
+    b.advertise(&[&format!("{} 10.10.0.2/32", mac(2, 0))]);
+    wait("an address", || told(&a, 2) == entry(1, 2, " 10.10.0.2/32"));
+
+    agent.policy(directory.path(), "");
+    wait("an end", || {
+        a.work();
+        b.work();
+        a.peers().is_empty() && b.peers().is_empty() && agent.channels() == 0
+    });
 }

@@ -121,7 +121,9 @@ static void lane_close(struct vmloop_lane *lane)
 		local_bh_enable();
 	}
 	net_watch_stop(net);
-	netif_napi_del(&net->napi);
+	/* As netif_napi_del(), but for the haste: somebody may wait to be saved. */
+	__netif_napi_del(&net->napi);
+	synchronize_rcu_expedited();
 	page_pool_destroy(net->pages);
 	compat_dummy_netdev_free(net->napi_dev);
 	kfree(net);
@@ -137,7 +139,7 @@ const struct vmloop_path net_path = {
 	.name = "net",
 	.owner = THIS_MODULE,
 	.kind = VMLOOP_LANE_PACKET,
-	.features = VMLOOP_F_LARGE |
+	.features = VMLOOP_F_LARGE | VMLOOP_F_ROUTED |
 		    (COMPAT_GSO_UDP_L4 ? VMLOOP_F_GSO_UDP : 0),
 	.max_record = sizeof(struct vmloop_shm_frame) + VMLOOP_FRAME_MAX,
 	.lane_open = lane_open,

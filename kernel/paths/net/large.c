@@ -4,10 +4,11 @@
  * carries them.
  *
  * At POST_ROUTING a datagram is still whole. If its next hop is a peer with a
- * channel that is up, its route is exchanged for a copy with a larger MTU, so
- * that the stack does not fragment it: it still passes all later hooks and
- * connection tracking, gets its Ethernet header, and meets us at the egress.
- * There, if the channel is gone by then, it is fragmented after all.
+ * channel that is up, or the host with such a peer behind it, its route is
+ * exchanged for a copy with a larger MTU, so that the stack does not fragment
+ * it: it still passes all later hooks and connection tracking, gets its Ethernet
+ * header, and meets us at the egress. There, if the channel is gone by then, it
+ * is fragmented after all.
  *
  * Owns the hook. Context: softirq or process, rcu_read_lock() held.
  */
@@ -55,10 +56,24 @@ static bool next_hop(const struct sk_buff *skb, struct net_device *dev,
 	return true;
 }
 
+/* The peer's interface that the next hop is, or that lies behind it. */
+static struct vmloop_interface *receiver(const struct sk_buff *skb,
+					 const struct net_device *dev,
+					 const u8 *mac)
+{
+	struct vmloop_interface *interface;
+
+	interface = vmloop_interface_find(dev->dev_addr, mac);
+	if (!interface)
+		return net_hop_find_ipv4(dev->dev_addr, mac, ip_hdr(skb));
+	return interface->flags & VMLOOP_PEER_ROUTED ? NULL : interface;
+}
+
 static bool channel_takes_it(struct sk_buff *skb, struct net_device *dev,
 			     const struct rtable *rt)
 {
 	struct vmloop_interface *interface;
+	u64 needed = VMLOOP_F_LARGE;
 	struct vmloop_lane *lane;
 	u8 mac[ETH_ALEN + 2] __aligned(2);
 
@@ -66,11 +81,13 @@ static bool channel_takes_it(struct sk_buff *skb, struct net_device *dev,
 	    net_nic_find(dev->dev_addr)->dev != dev ||
 	    !next_hop(skb, dev, rt, mac))
 		return false;
-	interface = vmloop_interface_find(dev->dev_addr, mac);
+	interface = receiver(skb, dev, mac);
 	if (!interface)
 		return false;
+	if (interface->flags & VMLOOP_PEER_ROUTED)
+		needed |= VMLOOP_F_ROUTED;
 	lane = vmloop_peer_lane(interface->peer);
-	return lane && (vmloop_lane_features(lane) & VMLOOP_F_LARGE);
+	return lane && (vmloop_lane_features(lane) & needed) == needed;
 }
 
 static unsigned int post_routing(void *priv, struct sk_buff *skb,

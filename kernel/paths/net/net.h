@@ -7,6 +7,7 @@
  *
  *   nic.c    interfaces that we stand at: hook, counters
  *   tx.c     a frame leaves: into the ring, the queue, or past us
+ *   hop.c    the hop over the host that a routed packet does not make
  *   large.c  datagrams larger than the MTU are let through whole
  *   lane.c   a lane's NAPI: rings drained both ways
  *   rx.c     a record becomes an skb
@@ -24,6 +25,7 @@
 #include "vmloop.h"
 
 struct page_pool;
+struct iphdr;
 
 /**
  * struct net_nic - an interface that we stand at
@@ -126,6 +128,17 @@ void net_ring(struct net_lane *net);
 
 /* lane.c */
 extern const struct vmloop_path net_path;
+
+/* hop.c; rcu_read_lock() held */
+struct vmloop_interface *net_hop_find(const struct sk_buff *skb);
+struct vmloop_interface *net_hop_find_ipv4(const u8 *local_mac,
+					   const u8 *gateway,
+					   const struct iphdr *ip);
+void net_hop_note(struct sk_buff *skb,
+		  const struct vmloop_interface *interface);
+int net_hop_make(const struct sk_buff *skb, u8 *frame);
+int net_hop_check(const struct vmloop_interface *interface,
+		  const struct sk_buff *skb, __be16 protocol);
 
 /* large.c */
 int net_large_init(void);

@@ -126,6 +126,7 @@ static int deliver(struct net_lane *net, const u8 *payload, u32 size)
 	struct sk_buff *skb;
 	struct net_nic *nic;
 	struct ethhdr eth;
+	int reason = -1;
 	bool tagged;
 
 	if (size < sizeof(frame) + ETH_HLEN ||
@@ -158,6 +159,17 @@ static int deliver(struct net_lane *net, const u8 *payload, u32 size)
 	skb = copy(net, payload, size);
 	if (!skb)
 		return VMLOOP_DROP_MEMORY;
+	if (interface->flags & VMLOOP_PEER_ROUTED) {
+		reason = VMLOOP_DROP_SOURCE;
+		if (vmloop_lane_features(lane) & VMLOOP_F_ROUTED)
+			reason = net_hop_check(interface, skb, eth.h_proto);
+		/* It comes from where the host would have sent it. */
+		ether_addr_copy(eth.h_source, interface->gateway);
+	}
+	if (unlikely(reason >= 0)) {
+		kfree_skb(skb);
+		return reason;
+	}
 	/* The header that was checked, not the one that is there by now. */
 	memcpy(skb->data, &eth, sizeof(eth));
 

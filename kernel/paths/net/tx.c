@@ -111,6 +111,8 @@ static int write_frame(struct vmloop_lane *lane, const struct sk_buff *skb)
 	describe(skb, &frame);
 	memcpy(payload, &frame, sizeof(frame));
 	err = skb_copy_bits(skb, 0, payload + sizeof(frame), skb->len);
+	if (!err)
+		err = net_hop_make(skb, payload + sizeof(frame));
 	if (err)
 		return err;	/* the reservation is forgotten */
 	vmloop_ring_commit(&lane->tx);
@@ -193,7 +195,27 @@ static bool allowed(const struct vmloop_interface *interface,
 	    (skb_shinfo(skb)->gso_type & COMPAT_GSO_UDP_L4) &&
 	    !(vmloop_lane_features(lane) & VMLOOP_F_GSO_UDP))
 		return false;
+	if ((interface->flags & VMLOOP_PEER_ROUTED) &&
+	    !(vmloop_lane_features(lane) & VMLOOP_F_ROUTED))
+		return false;
 	return true;
+}
+
+/* The peer's interface that a frame is for: its neighbour, or over a hop. */
+static struct vmloop_interface *receiver(const struct net_nic *nic,
+					 const struct sk_buff *skb)
+{
+	const struct ethhdr *eth = (const struct ethhdr *)skb->data;
+	struct vmloop_interface *interface;
+
+	/* What a bridge in this guest forwards is not ours to vouch for. */
+	if (!ether_addr_equal_64bits(nic->dev->dev_addr, eth->h_source))
+		return NULL;
+	interface = vmloop_interface_find(eth->h_source, eth->h_dest);
+	if (!interface)
+		return net_hop_find(skb);
+	/* Behind the host's routing nobody is a neighbour. */
+	return interface->flags & VMLOOP_PEER_ROUTED ? NULL : interface;
 }
 
 /**
@@ -218,10 +240,8 @@ unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb)
 	eth = (struct ethhdr *)skb->data;
 	if (is_multicast_ether_addr(eth->h_dest))
 		return NF_ACCEPT;
-	/* What a bridge in this guest forwards is not ours to vouch for. */
-	interface = vmloop_interface_find(eth->h_source, eth->h_dest);
-	if (!interface ||
-	    !ether_addr_equal_64bits(nic->dev->dev_addr, eth->h_source))
+	interface = receiver(nic, skb);
+	if (!interface)
 		goto standard;
 
 	lane = vmloop_peer_lane(interface->peer);
@@ -232,6 +252,7 @@ unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb)
 	if (!net_tx_is_possible(skb) || !allowed(interface, lane, skb))
 		goto past;
 
+	net_hop_note(skb, interface);
 	net = lane->priv;
 	spin_lock(&lane->tx_lock);
 	taken = take(net, skb, &bell, &queued);

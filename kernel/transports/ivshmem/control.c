@@ -118,7 +118,7 @@ static void send_hello(void)
 	struct vmloop_msg_hello hello = {
 		.major = VMLOOP_SHM_MAJOR,
 		.minor = VMLOOP_SHM_MINOR,
-		.features = VMLOOP_F_LARGE | VMLOOP_F_GSO_UDP,
+		.features = VMLOOP_FEATURES,
 		.version = VMLOOP_VERSION,
 	};
 
@@ -166,7 +166,8 @@ static void handle(u16 type, u32 size, const union message *message)
 					       message->dir.generation);
 		break;
 	case VMLOOP_MSG_DIR_PEER:
-		if (size >= sizeof(message->peer))
+		/* Version 1.0 ends there; @message is zero behind. */
+		if (size >= offsetof(struct vmloop_msg_peer, gateway))
 			vmloop_directory_peer(transport, &message->peer);
 		break;
 	case VMLOOP_MSG_DIR_END:
@@ -215,6 +216,7 @@ static bool receive(struct ivshmem_control *control)
 		}
 		if (!got)
 			break;
+		memset(&message, 0, sizeof(message));
 		memcpy(&message, payload,
 		       min_t(u32, record.size, sizeof(message)));
 		vmloop_ring_release(&control->rx);
@@ -317,7 +319,7 @@ void ivshmem_control_start(struct ivshmem_device *device)
 	WRITE_ONCE(ours->lane[0].rx_wake, 0);
 	WRITE_ONCE(ours->major, VMLOOP_SHM_MAJOR);
 	WRITE_ONCE(ours->minor, VMLOOP_SHM_MINOR);
-	WRITE_ONCE(ours->features, VMLOOP_F_LARGE | VMLOOP_F_GSO_UDP);
+	WRITE_ONCE(ours->features, VMLOOP_FEATURES);
 	WRITE_ONCE(ours->max_record, sizeof(union message));
 	WRITE_ONCE(ours->lanes, 1);
 	/* Pairs with the agent's acquire: our positions are zero. */

@@ -30,7 +30,10 @@
 
 /* How long, and how often, a peer is asked whether it has unmapped. */
 #define REVOKE_TIME	(2 * HZ)
-#define REVOKE_POLL	msecs_to_jiffies(10)
+#define REVOKE_POLL	msecs_to_jiffies(4)
+
+/* How long the end of all channels may keep a guest from being suspended. */
+#define HASTE_TIME	(HZ / 2)
 
 /* What XenStore would not take is told again. */
 #define SAY_AGAIN	HZ
@@ -100,6 +103,7 @@ struct vmloop_xen_channel {
 static DEFINE_SPINLOCK(channels_lock);	/* protects as said above */
 static LIST_HEAD(channels);
 static bool ending;	/* no new ones, the others go; single word */
+static unsigned long ending_by;	/* in jiffies; set before the above */
 static DECLARE_WAIT_QUEUE_HEAD(emptied);
 
 static void channels_work_fn(struct work_struct *work);
@@ -434,8 +438,11 @@ static unsigned long step(struct vmloop_xen_channel *channel)
 	unsigned long again;
 	bool ended;
 
-	if (READ_ONCE(ending) || !channel->told)
+	/* Pairs with the release in vmloop_xen_channels_end(). */
+	if (smp_load_acquire(&ending) || !channel->told)
 		channel_close(channel);
+	if (READ_ONCE(ending) && time_after(channel->deadline, ending_by))
+		channel->deadline = ending_by;
 
 	spin_lock(&channels_lock);
 	ended = channel->ended;
@@ -585,16 +592,20 @@ void vmloop_xen_channels_begin(void)
 
 /**
  * vmloop_xen_channels_end() - end all channels
+ * @hasty: wait for peers half a second at most, else 3 seconds
  *
  * After return nothing of a peer is mapped, no event channel is left, and
  * nothing is granted but what is in the quarantine. That takes as long as
- * draining and a peer's unmapping do, 3 seconds at most.
+ * draining and a peer's unmapping do: a peer that runs hears of it by the
+ * doorbell, sees it in the region, and answers there.
  *
  * Context: process context, nothing else is queued; takes the core mutex.
  */
-void vmloop_xen_channels_end(void)
+void vmloop_xen_channels_end(bool hasty)
 {
-	WRITE_ONCE(ending, true);
+	ending_by = jiffies + (hasty ? HASTE_TIME : CLOSE_TIME + REVOKE_TIME);
+	/* Pairs with the acquire in step(), which may be running. */
+	smp_store_release(&ending, true);
 	look_again(0);
 	wait_event(emptied, list_empty_careful(&channels));
 	/* A report may have come until just now. */

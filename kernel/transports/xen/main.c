@@ -37,6 +37,7 @@ atomic_t vmloop_xen_quarantined = ATOMIC_INIT(0);
 atomic_t vmloop_xen_mapped = ATOMIC_INIT(0);
 atomic_t vmloop_xen_channels = ATOMIC_INIT(0);
 atomic_t vmloop_xen_ignored = ATOMIC_INIT(0);
+atomic_t vmloop_xen_pause = ATOMIC_INIT(0);
 
 static int counter_set(const char *value, const struct kernel_param *param)
 {
@@ -63,6 +64,8 @@ module_param_cb(channels, &counter, &vmloop_xen_channels, 0444);
 MODULE_PARM_DESC(channels, "read-only: channels that dom0 has told us about");
 module_param_cb(ignored, &counter, &vmloop_xen_ignored, 0444);
 MODULE_PARM_DESC(ignored, "read-only: values in XenStore that made no sense");
+module_param_cb(pause, &counter, &vmloop_xen_pause, 0444);
+MODULE_PARM_DESC(pause, "read-only: microseconds that the last suspension waited for channels to end");
 
 /**
  * vmloop_xen_ring_max() - the largest ring that is made or accepted
@@ -94,25 +97,42 @@ struct vmloop_transport vmloop_xen_transport = {
 	.ops = &ops,
 };
 
-/* Begin to talk to dom0. What is stopped can be started again. */
-static int vmloop_xen_start(void)
+/**
+ * vmloop_xen_start() - begin to talk to dom0
+ *
+ * What was stopped can be started again.
+ *
+ * Context: process context, nothing else is queued.
+ * Return: 0 or a negative errno.
+ */
+int vmloop_xen_start(void)
 {
 	int err;
 
 	vmloop_xen_channels_begin();
 	vmloop_xen_say_begin();
 	err = vmloop_xen_store_start();
-	if (err)
-		vmloop_xen_say_end();
+	if (!err)
+		return 0;
+	pr_err_ratelimited("vmloop_xen: cannot write data/vmloop in XenStore: error %d\n",
+			   -err);
+	vmloop_xen_say_end();
 	return err;
 }
 
-/* Close all channels, return all that they took, and fall silent. */
-static void vmloop_xen_stop(void)
+/**
+ * vmloop_xen_stop() - close all channels, return all that they took, and fall
+ * silent
+ * @hasty: the guest stands still meanwhile: wait less for peers that hang
+ *
+ * Context: process context, not the queue; waits for no watch, and for no
+ * answer of the agent's; takes the core mutex.
+ */
+void vmloop_xen_stop(bool hasty)
 {
 	vmloop_xen_store_deaf();
 	vmloop_xen_say_end();
-	vmloop_xen_channels_end();
+	vmloop_xen_channels_end(hasty);
 	vmloop_xen_store_stop();
 }
 
@@ -153,12 +173,9 @@ static int __init vmloop_xen_init(void)
 	err = vmloop_transport_register(&vmloop_xen_transport);
 	if (err)
 		goto err_register;
-	err = vmloop_xen_start();
-	if (err) {
-		pr_err("vmloop_xen: cannot write data/vmloop in XenStore: error %d\n",
-		       -err);
+	err = vmloop_xen_suspend_init();
+	if (err)
 		goto err_start;
-	}
 	return 0;
 
 err_start:
@@ -170,7 +187,7 @@ err_register:
 
 static void __exit vmloop_xen_exit(void)
 {
-	vmloop_xen_stop();
+	vmloop_xen_suspend_exit();
 	vmloop_transport_unregister(&vmloop_xen_transport);
 	vmloop_xen_grant_exit();
 	destroy_workqueue(vmloop_xen_queue);

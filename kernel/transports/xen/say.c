@@ -367,7 +367,7 @@ int vmloop_xen_hello(u64 incarnation)
 	xenbus_rm(XBT_NIL, "data", "vmloop");
 	return xenbus_printf(XBT_NIL, OURS, "hello", "%u %u %016llx %llu %s %s",
 			     VMLOOP_SHM_MAJOR, VMLOOP_SHM_MINOR, incarnation,
-			     VMLOOP_F_LARGE | VMLOOP_F_GSO_UDP, VMLOOP_VERSION,
+			     VMLOOP_FEATURES, VMLOOP_VERSION,
 			     init_utsname()->release);
 }
 

@@ -86,6 +86,8 @@ static bool has_seen;		/* the above is set */
 static bool agent_is_here;
 static struct snapshot known;	/* what the core and the channels know */
 
+static bool is_deaf;		/* what is being read is not needed; single word */
+
 static void look_work_fn(struct work_struct *work);
 static DECLARE_DELAYED_WORK(look_work, look_work_fn);
 
@@ -252,6 +254,8 @@ static bool parse_interface(const char *at, struct vmloop_msg_peer *entry)
 		return false;
 	entry->flags = flags;
 	entry->mtu = mtu;
+	if ((flags & VMLOOP_PEER_ROUTED) && !vmloop_xen_mac(&at, entry->gateway))
+		return false;
 	while (entry->ip_count < VMLOOP_PEER_IPS &&
 	       vmloop_xen_word(&at, word, sizeof(word))) {
 		ip = &entry->ip[entry->ip_count];
@@ -465,8 +469,9 @@ static int read_each(struct snapshot *snapshot, const char *node,
 	int err;
 
 	err = read_names(THEIRS, node, most, &name, &count);
+	/* A directory can be long, and whoever suspends us waits. */
 	for (i = 0; !err && i < count; i++)
-		err = one(snapshot, name[i]);
+		err = READ_ONCE(is_deaf) ? -ECANCELED : one(snapshot, name[i]);
 	kfree(name);
 	return err;
 }
@@ -626,6 +631,8 @@ static void look_work_fn(struct work_struct *work)
 			return;
 		}
 		snapshot_free(&snapshot);
+		if (err == -ECANCELED)
+			return;
 		if (err > 0)
 			err = 0;
 	}
@@ -663,6 +670,7 @@ int vmloop_xen_store_start(void)
 		incarnation = get_random_u64();
 	} while (!incarnation);
 	has_seen = false;
+	WRITE_ONCE(is_deaf, false);
 
 	err = vmloop_xen_hello(incarnation);
 	if (err)
@@ -681,6 +689,7 @@ int vmloop_xen_store_start(void)
  */
 void vmloop_xen_store_deaf(void)
 {
+	WRITE_ONCE(is_deaf, true);
 	unregister_xenbus_watch(&watch);
 	cancel_delayed_work_sync(&look_work);
 }
@@ -698,4 +707,17 @@ void vmloop_xen_store_stop(void)
 		vmloop_agent_gone(&vmloop_xen_transport);
 	agent_is_here = false;
 	snapshot_free(&known);
+}
+
+/**
+ * vmloop_xen_store_forget() - have the core forget everybody: we are in
+ * another domain, and what numbers mean has changed
+ *
+ * Context: process context, between vmloop_xen_store_stop() and
+ * vmloop_xen_store_start(); takes the core mutex.
+ */
+void vmloop_xen_store_forget(void)
+{
+	vmloop_directory_begin(&vmloop_xen_transport, 0);
+	vmloop_directory_end(&vmloop_xen_transport, 0);
 }

@@ -7,7 +7,7 @@
  * that queue touch needs no lock: "queue" in what follows. The core calls the
  * transport's operations under its mutex; they take a spin lock of ours, note
  * what is wanted, and queue a work. XenStore is talked to from the queue, and
- * when the module comes and goes.
+ * when the module comes and goes, or the guest is suspended.
  *
  * Lock order: the core mutex, then channels_lock or says_lock, which are
  * leaves and never held at the same time.
@@ -36,7 +36,14 @@ extern atomic_t vmloop_xen_quarantined;
 extern atomic_t vmloop_xen_mapped;
 extern atomic_t vmloop_xen_channels;
 extern atomic_t vmloop_xen_ignored;
+extern atomic_t vmloop_xen_pause;
 u32 vmloop_xen_ring_max(void);
+int vmloop_xen_start(void);
+void vmloop_xen_stop(bool hasty);
+
+/* suspend.c; while the module comes and goes */
+int vmloop_xen_suspend_init(void);
+void vmloop_xen_suspend_exit(void);
 
 /* text.c: the words of a node's value; any context */
 bool vmloop_xen_word(const char **at, char *word, size_t size);
@@ -144,10 +151,11 @@ void vmloop_xen_channels_tell(const struct vmloop_xen_told *told,
 void vmloop_xen_report(struct vmloop_transport *transport, u32 tag, u32 state);
 /* channel.c; process context, nothing else is queued */
 void vmloop_xen_channels_begin(void);
-void vmloop_xen_channels_end(void);
+void vmloop_xen_channels_end(bool hasty);
 
 /* store.c; process context */
 int vmloop_xen_store_start(void);
+void vmloop_xen_store_forget(void);
 void vmloop_xen_store_deaf(void);
 void vmloop_xen_store_stop(void);
 

@@ -33,6 +33,7 @@ static const struct field status_fields[] = {
 	{}, { "version", TEXT }, { "major", U16 }, { "minor", U16 }, { "id", U64 },
 	{ "epoch", U64 }, { "name", TEXT }, { "agent", U64 }, { "enabled", U8 },
 	{ "peers", U32 }, { "channels_up", U32 }, { "transport", TEXT, 1 },
+	{ "routed_ip", BYTES, 1 },
 };
 
 static const struct field peer_fields[] = {
@@ -43,7 +44,7 @@ static const struct field peer_fields[] = {
 
 static const struct field interface_fields[] = {
 	{}, { "local_mac", BYTES }, { "mac", BYTES }, { "flags", U32 }, { "mtu", U32 },
-	{ "ip", BYTES, 1 },
+	{ "ip", BYTES, 1 }, { "gateway", BYTES },
 };
 
 static const struct field stats_fields[] = {

@@ -8,6 +8,7 @@
  *	shm find HEX                        where the 16 bytes stand, in any device
  *	shm list-attacks                    names, and what each one must lead to
  *	shm attack TAG NAME FROM TO [AS]    attack the peer behind a channel
+ *	shm frame TAG HEX                   send it a frame, from its Ethernet header on
  *
  * FROM is our hardware address in that channel, TO the peer's, AS that of
  * somebody else. An attack writes what the modules never would into the part
@@ -650,11 +651,10 @@ static void read_mac(const char *text, uint8_t *mac)
 		fail("not a hardware address: %s", text);
 }
 
-static void attack(const char *name)
+static void begin(void)
 {
 	const struct vmloop_shm_header *header = (void *)us.device->base;
 	unsigned int side = us.device->id & 1;
-	int n;
 
 	us.ours = side_of(us.device, side);
 	us.lane = &us.ours->lane[0];
@@ -663,6 +663,29 @@ static void attack(const char *name)
 	us.head = us.lane->tx_head;
 	if (us.ours->state != VMLOOP_SIDE_READY)
 		fail("the channel is not up");
+}
+
+static void send_hex(const char *text)
+{
+	struct frame frame = {};
+	uint8_t *at = frame.to;
+	unsigned int byte;
+	size_t n, bytes = strlen(text) / 2;
+
+	if (bytes < 14 || bytes > 14 + sizeof(frame.data))
+		fail("not a frame: %zu bytes", bytes);
+	for (n = 0; n < bytes; n++) {
+		if (sscanf(text + 2 * n, "%2x", &byte) != 1)
+			fail("not hexadecimal: %s", text);
+		at[n] = (uint8_t)byte;
+	}
+	send_frame(&frame, (uint32_t)bytes - 14);
+}
+
+static void attack(const char *name)
+{
+	int n;
+
 	for (n = 0; n < ATTACKS; n++) {
 		if (!strcmp(attacks[n].name, name)) {
 			attacks[n].act();
@@ -703,9 +726,14 @@ int main(int argc, char **argv)
 		read_mac(argv[4], us.from);
 		read_mac(argv[5], us.to);
 		read_mac(argv[argc - 1], us.as);
+		begin();
 		attack(argv[3]);
+	} else if (!strcmp(what, "frame") && argc == 4) {
+		us.device = find_tag((uint32_t)atoi(argv[2]));
+		begin();
+		send_hex(argv[3]);
 	} else {
-		fail("usage: shm list | mark TAG OFFSET HEX | find HEX | list-attacks | attack TAG NAME FROM TO [AS]");
+		fail("usage: shm list | mark TAG OFFSET HEX | find HEX | list-attacks | attack TAG NAME FROM TO [AS] | frame TAG HEX");
 	}
 	return 0;
 }

@@ -139,6 +139,8 @@ pub struct Status {
     pub channels_up: u64,
     /// loaded transports
     pub transports: Vec<String>,
+    /// own addresses by which peers reach it through the host
+    pub routed_ips: Vec<String>,
 }
 
 /// A peer.
@@ -175,6 +177,8 @@ pub struct Interface {
     pub mac: String,
     /// whether VLAN-tagged frames pass
     pub tagged: bool,
+    /// the host's address here, if it routes between the two; else empty
+    pub gateway: String,
     /// in bytes
     pub mtu: u64,
     /// the peer's addresses
@@ -218,6 +222,7 @@ impl Status {
                 9 => status.peers = number(attribute),
                 10 => status.channels_up = number(attribute),
                 11 => status.transports.push(text(attribute)),
+                12 => status.routed_ips.push(ip(&value(attribute))),
                 _ => {}
             }
         }
@@ -265,6 +270,7 @@ impl Interface {
                 3 => interface.tagged = number(attribute) & 1 != 0,
                 4 => interface.mtu = number(attribute),
                 5 => interface.ips.push(ip(&value(attribute))),
+                6 => interface.gateway = mac(&value(attribute)),
                 _ => {}
             }
         }

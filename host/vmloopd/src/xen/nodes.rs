@@ -246,13 +246,16 @@ pub fn directory(entries: &[DirectoryEntry], nodes: &mut Nodes) {
     for entry in entries {
         let peer = format!("peer/{}", entry.id);
         let at = interfaces.entry(entry.id).or_default();
-        let flags = if entry.tagged { shm::VMLOOP_PEER_TAGGED } else { 0 };
         let mut text = format!(
-            "{} {} {flags} {}",
+            "{} {} {} {}",
             format_mac(&entry.local_mac),
             format_mac(&entry.mac),
+            entry.flags(),
             entry.mtu
         );
+        if let Some(gateway) = &entry.gateway {
+            text.push_str(&format!(" {}", format_mac(gateway)));
+        }
         for address in entry.ips.iter().take(shm::VMLOOP_PEER_IPS) {
             text.push_str(&format!(" {}/{}", address.ip, address.prefix));
         }
@@ -347,6 +350,8 @@ mod tests {
             epoch: 1,
             tag: 3,
             tagged: true,
+            keep: false,
+            gateway: None,
             local_mac: [2, 0, 0, 0, 0, 1],
             mac: [2, 0, 0, 0, 0, last],
             mtu: 1500,
@@ -361,6 +366,14 @@ mod tests {
             "02:00:00:00:00:01 02:00:00:00:00:03 1 1500 10.0.0.3/24"
         );
         assert_eq!(all.len(), 5);
+
+        let gateway = Some([0xfe, 0xff, 0xff, 0xff, 0xff, 0xff]);
+        let routed = DirectoryEntry { tagged: false, keep: true, gateway, ..entry(7, 5) };
+        directory(&[routed], &mut all);
+        assert_eq!(
+            all["peer/7/interface/0"],
+            "02:00:00:00:00:01 02:00:00:00:00:05 6 1500 fe:ff:ff:ff:ff:ff 10.0.0.5/24"
+        );
     }
 
     #[test]

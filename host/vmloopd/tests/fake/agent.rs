@@ -2,6 +2,7 @@
 //! The agent, but for its sockets, on a host whose bridge has the taps of
 //! guests 1 to 9; and guests that meet there.
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,12 +45,19 @@ fn network() -> Links {
 }
 
 impl Agent {
+    /// On a host that routes nothing.
     pub fn start(directory: &Path) -> Self {
+        Self::routing(directory, |_| None)
+    }
+
+    /// On a host that sends to addresses by the interfaces that `route` names.
+    pub fn routing(directory: &Path, route: fn(IpAddr) -> Option<u32>) -> Self {
         let runtime = Runtime::new().expect("a runtime");
         let config = Config {
             policy: directory.join("policy.toml"),
             state: directory.join("guests.json"),
             taps: |_| (1..10).map(|number| (number, format!("tap{number}"))).collect(),
+            route,
             xen: None,
             prepared: PREPARED,
         };
@@ -77,6 +85,13 @@ impl Agent {
 
     pub fn attach(&self, qemu: &Qemu) {
         self.ask(Request::Attach { qmp: qemu.path.clone(), name: None }).expect("attached");
+    }
+
+    /// Has it go by another policy.
+    #[allow(dead_code)]
+    pub fn policy(&self, directory: &Path, text: &str) {
+        std::fs::write(directory.join("policy.toml"), text).expect("a policy");
+        self.ask(Request::PolicyReload).expect("a good one");
     }
 
     pub fn list(&self, request: Request) -> Listing {

@@ -7,6 +7,7 @@ pub mod agent;
 use std::collections::BTreeMap;
 use std::io::{IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -384,8 +385,16 @@ pub struct Modules<'a> {
 }
 
 impl<'a> Modules<'a> {
-    /// Loads them: begins on the control device that is plugged, says HELLO.
+    /// Loads them: begins on the control device that is plugged, says HELLO,
+    /// and one address.
     pub fn load(qemu: &'a Qemu, incarnation: u64, address: [u8; 4]) -> Self {
+        let mut modules = Self::begin(qemu, incarnation, 0);
+        modules.advertise(&[address.into()]);
+        modules
+    }
+
+    /// Loads them, with these features; says no address.
+    pub fn begin(qemu: &'a Qemu, incarnation: u64, features: u64) -> Self {
         wait("a control device", || qemu.has("vmloop-ctl"));
         let guest = {
             let state = qemu.state();
@@ -408,15 +417,30 @@ impl<'a> Modules<'a> {
             next: Vec::new(),
             polite: true,
         };
-        let hello = shm::Hello { major: 1, ..Default::default() };
+        let hello = shm::Hello { major: 1, features, ..Default::default() };
         modules.send(shm::VMLOOP_MSG_HELLO, hello.as_bytes());
-        let mac = modules.mac();
-        let mut advertise = [1u32, 0].as_bytes().to_vec();
-        let mut ip = [0; 16];
-        ip[..4].copy_from_slice(&address);
-        advertise.extend_from_slice(shm::Address { family: 4, prefix: 24, mac, ip }.as_bytes());
-        modules.send(shm::VMLOOP_MSG_ADVERTISE, &advertise);
         modules
+    }
+
+    /// Says all of its addresses.
+    pub fn advertise(&mut self, addresses: &[IpAddr]) {
+        let mac = self.mac();
+        let mut message = [addresses.len() as u32, 0].as_bytes().to_vec();
+        for address in addresses {
+            let mut ip = [0; 16];
+            let (family, prefix) = match address {
+                IpAddr::V4(four) => {
+                    ip[..4].copy_from_slice(&four.octets());
+                    (4, 24)
+                }
+                IpAddr::V6(six) => {
+                    ip = six.octets();
+                    (6, 64)
+                }
+            };
+            message.extend_from_slice(shm::Address { family, prefix, mac, ip }.as_bytes());
+        }
+        self.send(shm::VMLOOP_MSG_ADVERTISE, &message);
     }
 
     fn mac(&self) -> [u8; 6] {
@@ -462,6 +486,9 @@ impl<'a> Modules<'a> {
                 shm::VMLOOP_MSG_WELCOME => self.welcomes += 1,
                 shm::VMLOOP_MSG_DIR_BEGIN => self.next.clear(),
                 shm::VMLOOP_MSG_DIR_PEER => {
+                    // Without a gateway it ends before that.
+                    let mut payload = payload;
+                    payload.resize(size_of::<shm::Peer>(), 0);
                     self.next.push(shm::Peer::read_from_bytes(&payload).expect("a peer"));
                 }
                 shm::VMLOOP_MSG_DIR_END => {

@@ -615,11 +615,16 @@ impl Xenstored {
 
     /// Makes a domain as xl does, with one interface.
     pub fn create(&self, domain: u32, name: &str) {
+        self.restore(domain, name, domain);
+    }
+
+    /// Makes a domain of one that was saved, with its UUID and interface.
+    pub fn restore(&self, domain: u32, name: &str, was: u32) {
         let home = format!("/local/domain/{domain}");
         self.dom0(&home, "");
         self.permit(&home, &["n0".into(), format!("r{domain}")]);
         self.dom0(&format!("{home}/name"), name);
-        let uuid = format!("00000000-0000-4000-8000-{domain:012}");
+        let uuid = format!("00000000-0000-4000-8000-{was:012}");
         self.dom0(&format!("{home}/vm"), &format!("/vm/{uuid}"));
         self.dom0(&format!("/libxl/{domain}/type"), "pvh");
         for own in ["data", "control/shutdown"] {
@@ -627,14 +632,18 @@ impl Xenstored {
             self.permit(&format!("{home}/{own}"), &[format!("n{domain}")]);
         }
         self.introduce(domain, true);
-        self.plug(domain, 0);
+        self.plug_as(domain, 0, &mac(was, 0));
     }
 
     /// Plugs an interface.
     pub fn plug(&self, domain: u32, number: u32) {
+        self.plug_as(domain, number, &mac(domain, number));
+    }
+
+    fn plug_as(&self, domain: u32, number: u32, mac: &str) {
         let vif = format!("/local/domain/0/backend/vif/{domain}/{number}");
         self.dom0(&format!("{vif}/bridge"), "xenbr0");
-        self.dom0(&format!("{vif}/mac"), &mac(domain, number));
+        self.dom0(&format!("{vif}/mac"), mac);
     }
 
     /// Destroys a domain as xl does.
@@ -647,6 +656,18 @@ impl Xenstored {
             self.remove(0, &path).expect("it was there");
         }
         self.introduce(domain, false);
+    }
+
+    /// The toolstack has it suspend itself, and it takes note.
+    pub fn suspend(&self, domain: u32) {
+        let path = format!("/local/domain/{domain}/control/shutdown");
+        self.dom0(&path, "suspend");
+        self.write(domain, &path, b"").expect("its own");
+    }
+
+    /// It has suspended itself: something has changed, though it is still there.
+    pub fn suspended(&self) {
+        self.state().fire("@releaseDomain", true);
     }
 
     /// It dies, and nobody has removed its nodes yet.
@@ -689,7 +710,7 @@ impl<'a> Modules<'a> {
         };
         // Absent at first.
         let _ = store.remove(domain, &modules.own(""));
-        modules.say("hello", &format!("1 0 {incarnation:016x} 1 0.1.0 6.12.57-amd64"));
+        modules.say("hello", &format!("1 1 {incarnation:016x} 5 0.1.0 6.12.57-amd64"));
         modules.advertise(&[&format!("{} 10.0.0.{domain}/24", mac(domain, 0))]);
         modules
     }
@@ -798,6 +819,12 @@ impl<'a> Modules<'a> {
             self.say(&format!("channel/{tag}"), &answer);
             self.channels.insert(tag, answer);
         }
+    }
+
+    /// Sees in the region that the other side has let go.
+    pub fn let_go(&mut self, tag: u32) {
+        self.say(&format!("channel/{tag}"), "closed");
+        self.channels.insert(tag, "closed".into());
     }
 
     /// Side 0 sees side 1 in the region.
