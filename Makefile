@@ -8,7 +8,7 @@ KERNELS ?= $(shell scripts/kernel-releases)
 # Processes that a build may use
 JOBS ?= 2
 
-# Kind of host that demo and series boot; an environment's HOST means something else
+# Kind of host that demo and series boot, and demo-migration two of; an environment's HOST means something else
 HOST = kvm
 HOSTS := kvm xen
 
@@ -80,6 +80,10 @@ demo: known-host modules host ## Two guests talk, with vmloop and without
 .PHONY: series
 series: known-host modules host ## Throughput over the size of messages, and of rings
 	@bench/run series --host $(HOST)
+
+.PHONY: demo-migration
+demo-migration: known-host modules host ## A guest moves between two hosts; HOST=kvm
+	@bench/run migration --host $(HOST)
 
 .PHONY: bench-ring
 bench-ring: deps ## The ring between two cores, against memcpy

@@ -25,16 +25,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="destroy each side of a channel on Xen N times  [%(default)s]",
     )
+    parser.addoption("--migrations", action="store_true", help="run all tests of two KVM hosts, not only a short one")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "migrations(short=False): needs two KVM hosts; runs with --migrations, and if short without --stages"
+    )
+
+
+def is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
+    """Whether the options ask for a test."""
+    lab = item.get_closest_marker("lab")
+    if lab and lab.kwargs.get("kind", "kvm") not in config.getoption("--kinds").split(","):
+        return False
+    moves = item.get_closest_marker("migrations")
+    if not moves or config.getoption("--migrations"):
+        return True
+    return moves.kwargs.get("short", False) and not config.getoption("--stages")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs a host of a kind that was not asked for."""
-    kinds = config.getoption("--kinds").split(",")
+    """Leave out what needs hosts that were not asked for."""
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
-        mark = item.get_closest_marker("lab")
-        (kept if not mark or mark.kwargs.get("kind", "kvm") in kinds else left_out).append(item)
+        (kept if is_wanted(config, item) else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept

@@ -35,21 +35,22 @@ def up() -> None:
 
 
 @up.command("kvm")
+@click.option("--hosts", default=1, show_default=True, help="1 or 2. Guests of two hosts can be migrated.")
 @click.option("--guests", default=2, show_default=True, help="How many guests: g1, g2, ...")
 @click.option("--kernel", default="6.1", show_default=True, help="Guests' kernel: 6.1, 6.12 or debug.")
 @click.option("--host-kernel", default="6.1", show_default=True, help="The host's kernel.")
 @click.option("--machine", default="pc", show_default=True, help="Guests' machine: pc or q35.")
 @click.option("--mtu", default=1500, show_default=True, help="MTU of bridge, taps and guests.")
-@click.option("--memory", default=4096, show_default=True, metavar="MIB", help="Of the outer machine.")
+@click.option("--memory", default=4096, show_default=True, metavar="MIB", help="Of each outer machine.")
 @click.option("--guest-memory", type=int, metavar="MIB", help="Of each guest  [default: 512, debug kernel 1024]")
 @click.option("--modules", metavar="DIR", help="*.ko for the guests  [default: out/modules/RELEASE]")
 @click.option("--accel", default="auto", show_default=True, help="Of the outer machine: auto, tcg or kvm.")
 @NAME
-def up_kvm(guests: int, kernel: str, host_kernel: str, machine: str, mtu: int, memory: int, guest_memory: int | None,
-           modules: str | None, accel: str, name: str) -> None:  # fmt: skip
-    """Boot a KVM host and its guests."""
+def up_kvm(hosts: int, guests: int, kernel: str, host_kernel: str, machine: str, mtu: int, memory: int,
+           guest_memory: int | None, modules: str | None, accel: str, name: str) -> None:  # fmt: skip
+    """Boot a KVM host, or two, and their guests."""
     _up(
-        name, guests, kernel=kernel, host_kernel=host_kernel, machine=machine, mtu=mtu, memory=memory,
+        name, guests, hosts=hosts, kernel=kernel, host_kernel=host_kernel, machine=machine, mtu=mtu, memory=memory,
         guest_memory=guest_memory, modules=modules, accelerator=accel,
     )  # fmt: skip
 
@@ -62,7 +63,7 @@ def _up(name: str, guests: int, **options: Any) -> None:
     console = Console(stderr=True)
     with console.status(f"booting lab {name}"):
         lab = Lab.up(name, guests, **options)
-    print(f"lab {name} is up: {', '.join(['host', *lab.guests])}")
+    print(f"lab {name} is up: {', '.join([*lab.hosts, *lab.guests])}")
 
 
 @up.command("xen")
@@ -183,14 +184,16 @@ def status(name: str, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("machine", "state", "kernel", "type", "address", "ethernet", "bridge", "mtu")
+    table = Table("machine", "host", "state", "kernel", "type", "address", "ethernet", "bridge", "mtu")
     kind = f"{info['kind']} on {info['accelerator']}{', virtual time' if info['virtual_time'] else ''}"
-    table.add_row("host", "up", info["host_kernel"], kind, "10.77.0.1", "", "", "")
+    for host in lab.hosts.values():
+        table.add_row(host.name, "", "up", info["host_kernel"], kind, host.ip, "", "", "")
     for guest in info["guests"]:
         state = "up" if guest["running"] else f"ended ({guest['exit_status']})"
         bridge = guest["bridge"] + (f" vlan {guest['vlan']}" if guest["vlan"] else "")
         table.add_row(
             guest["name"],
+            guest["host"],
             state,
             guest["kernel"],
             guest["machine"],
@@ -212,6 +215,7 @@ def status(name: str, as_json: bool) -> None:
 @click.option("--bridge", help="In the host, made if it does not exist  [default: br0]")
 @click.option("--vlan", type=int, help="Of its port of the bridge.")
 @click.option("--subnet", type=int, metavar="N", help="10.77.N.0/24, with the host as its router  [default: 0]")
+@click.option("--host", help="Of a lab with two  [default: in turn]")
 @click.option("--root-ports", type=int, help="Hotplug ports of a q35 machine  [default: 8]")
 @click.option(
     "--qemu-arg",
@@ -231,6 +235,17 @@ def add(name: str, guest: str | None, **options: Any) -> None:
     if words:
         given["extra_args"] = words
     print(Lab.open(name).add_guest(guest, **given).name)
+
+
+@main.command()
+@NAME
+@click.argument("guest")
+@click.argument("host")
+def migrate(name: str, guest: str, host: str) -> None:
+    """Move a GUEST to another HOST while it runs, by plain QMP."""
+    from .lab import Lab
+
+    Lab.open(name).migrate(guest, host)
 
 
 @main.command()
@@ -270,7 +285,7 @@ def ls() -> None:
     for path in sorted(paths.LABS.glob("*/state.json")):
         lab = Lab(path.parent.name)
         state = lab.state
-        print(f"{lab.name}\t{'up' if lab.running else 'dead'}\t{' '.join(['host', *state.get('guests', {})])}")
+        print(f"{lab.name}\t{'up' if lab.running else 'dead'}\t{' '.join([*lab.hosts, *state.get('guests', {})])}")
 
 
 @main.command("build-kernel")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from . import kernels
 from .errors import VmlabError
-from .qemu import GuestSpec
+from .qemu import FIRST_HOST, GuestSpec
 
 if TYPE_CHECKING:
     from .machine import Guest
@@ -32,6 +32,9 @@ class Outer:
     virtual_time: bool
     machine: str
     """Guests' machine, as the host may have to suit it."""
+    host: str = FIRST_HOST
+    lan: int = 0
+    """Its number among several hosts; 0 if it is alone."""
 
 
 class HostKind(ABC):
@@ -51,6 +54,11 @@ class HostKind(ABC):
             raise VmlabError(f"no machine {machine!r} on a {self.name} host: choose one of {', '.join(self.machines)}")
         return machine
 
+    def check_hosts(self, hosts: int) -> None:
+        """Raise VmlabError unless a lab of this kind can have so many hosts."""
+        if hosts != 1:
+            raise VmlabError(f"a lab of kind {self.name} has one host")
+
     @abstractmethod
     def choose_accelerator(self, wanted: str, virtual_time: bool) -> str:
         """The outer machine's accelerator, ``kvm`` or ``tcg``, for --accel ``wanted``."""
@@ -60,12 +68,12 @@ class HostKind(ABC):
         """The command line of the outer machine's QEMU."""
 
     @abstractmethod
-    def start_script(self, guest: "Guest", kernel: kernels.Kernel, modules: Path) -> str:
-        """A shell script that starts a guest inside the host.
+    def start_script(self, guest: "Guest", kernel: kernels.Kernel, modules: Path, incoming: bool = False) -> str:
+        """A shell script that starts a guest inside the host, or has it wait for one that comes.
 
         It may put files into the guest's directory of the lab. It ends with
         status 0 when the guest's agent can be waited for, and writes how the
-        guest ended into the file ``status`` there, whenever that is.
+        guest ended into the file ``guest.status_file``, whenever that is.
         """
 
     @abstractmethod

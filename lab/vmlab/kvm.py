@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import accel, kernels
+from . import accel, kernels, movable
 from .errors import VmlabError
 from .kinds import HostKind, Outer, bridge_port
 from .qemu import MACHINES, QEMU_UID, guest_command, outer_command
@@ -22,6 +22,10 @@ class Kvm(HostKind):
     guest_console = "ttyS0"
     boot_seconds = 90.0
 
+    def check_hosts(self, hosts: int) -> None:
+        if hosts not in (1, 2):
+            raise VmlabError("a lab has one host or two")
+
     def choose_accelerator(self, wanted: str, virtual_time: bool) -> str:
         if virtual_time:
             raise VmlabError("virtual time is for the Xen host: a KVM host is too slow in it to be of use")
@@ -30,13 +34,16 @@ class Kvm(HostKind):
     def outer_command(self, outer: Outer) -> list[str]:
         return outer_command(
             outer.lab, outer.kernel.image, kernels.build_initramfs(outer.kernel), outer.modules, outer.lab_dir,
-            outer.run_dir, outer.memory, outer.accelerator,
+            outer.run_dir, outer.memory, outer.accelerator, outer.host, outer.lan,
         )  # fmt: skip
 
-    def start_script(self, guest: "Guest", kernel: kernels.Kernel, modules: Path) -> str:
+    def start_script(self, guest: "Guest", kernel: kernels.Kernel, modules: Path, incoming: bool = False) -> str:
         spec = guest.spec
-        command = guest_command(spec, kernel.image, kernels.build_initramfs(kernel), modules)
+        root = movable.build(kernel, modules) if spec.movable else None
+        command = guest_command(spec, kernel.image, kernels.build_initramfs(kernel), modules, root, incoming)
         inside = guest.inside
+        # The QEMU that a guest leaves and the one that it moves to live side by side.
+        start, log, status = (f"{inside}/{guest.own_file(name)}" for name in ("start.sh", "qemu.log", "status"))
         # The console's file is on the outside, where it outlives everything;
         # it is opened here as QEMU's user may not write there.
         return f"""#!/bin/sh
@@ -47,25 +54,25 @@ if [ "${{1-}}" = run ]; then
     setpriv --reuid={QEMU_UID} --regid={QEMU_UID} --clear-groups \\
         --inh-caps=+dac_read_search --ambient-caps=+dac_read_search \\
         sh -c 'echo $$ >qemu.pid; exec "$@"' sh \\
-        {shlex.join(command)} >{inside}/qemu.log 2>&1
-    echo $? >{inside}/status.new
+        {shlex.join(command)} >{log} 2>&1
+    echo $? >{status}.new
     ip link del {spec.tap}
-    mv {inside}/status.new {inside}/status
+    mv {status}.new {status}
     exit
 fi
-rm -f *.sock qemu.pid {inside}/status
+rm -f *.sock qemu.pid {status}
 chown {QEMU_UID}:{QEMU_UID} .
 [ ! -e /sys/class/net/{spec.tap} ] || ip link del {spec.tap}
 ip tuntap add dev {spec.tap} mode tap user {QEMU_UID} vnet_hdr || exit
 {bridge_port(spec)}
-setsid -f sh {inside}/start.sh run 8>>{inside}/qmp.log 9>>{inside}/console.log >/dev/null 2>&1 </dev/null
+setsid -f sh {start} run 8>>{inside}/qmp.log 9>>{inside}/console.log >/dev/null 2>&1 </dev/null
 tries=0
 # vhost's worker is a thread of the kernel up to Linux 6.3, of QEMU's since.
 until [ -S agent.sock ] && [ -S qmp.sock ] && pid=$(cat qemu.pid) &&
         {{ worker=$(pgrep -x "vhost-$pid") || grep -q '^vhost-' /proc/$pid/task/*/comm; }}; do
     tries=$((tries + 1))
-    if [ $tries -gt 3000 ] || [ -e {inside}/status ]; then
-        cat {inside}/qemu.log >&2
+    if [ $tries -gt 3000 ] || [ -e {status} ]; then
+        cat {log} >&2
         exit 1
     fi
     sleep 0.01
@@ -95,4 +102,4 @@ done
     def attach(self, guest: "Guest") -> int:
         from .terminal import attach
 
-        return attach(guest.lab.host.stream(), f"{guest.spec.directory}/console.sock")
+        return attach(guest.host.stream(), f"{guest.spec.directory}/console.sock")

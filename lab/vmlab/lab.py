@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""A lab: one host machine (an outer QEMU) and its guests (inner ones)."""
+"""A lab: one host machine or two (outer QEMUs), and their guests (inner ones)."""
 
 import fcntl
 import json
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -22,7 +22,8 @@ from .console import ConsoleWatch, Finding
 from .errors import CommandFailed, ConsoleFailed, GuestFailed, LabFailed, VmlabError
 from .kinds import HostKind, Outer, find_kind
 from .machine import Guest, Host
-from .qemu import GuestSpec
+from .migration import migrate
+from .qemu import FIRST_HOST, GuestSpec
 
 
 def start_time(pid: int) -> int | None:
@@ -36,6 +37,11 @@ def start_time(pid: int) -> int | None:
         return None
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def qemu_keys(hosts: list[str]) -> list[str]:
+    """Under which keys of its state a lab has the processes of these hosts."""
+    return ["qemu" if name == FIRST_HOST else f"qemu-{name}" for name in hosts]
 
 
 class Lab:
@@ -52,6 +58,7 @@ class Lab:
         self.switch_socket = self.run_dir / "switch.sock"
         self._state: dict[str, Any] = {}
         self.host = Host(self)
+        self._hosts = {FIRST_HOST: self.host}
         self._guests: dict[str, Guest] = {}
         self._child: subprocess.Popen[bytes] | None = None
         self.watch = ConsoleWatch()
@@ -65,6 +72,7 @@ class Lab:
         guests: int = 0,
         *,
         kind: str = "kvm",
+        hosts: int = 1,
         kernel: str = kernels.DEFAULT,
         host_kernel: str = kernels.DEFAULT,
         machine: str = "",
@@ -79,7 +87,9 @@ class Lab:
     ) -> "Lab":
         """Boot a host and its guests g1 to gN.
 
-        ``kind`` is the host's, kvm or xen. The keywords from ``kernel`` to
+        ``kind`` is the host's, kvm or xen. With ``hosts=2`` there are two, host and
+        host2, with one br0; guests take turns (g1 on host, g2 on host2, ...) and can
+        be migrated; ``memory`` is that of each host. The keywords from ``kernel`` to
         ``modules`` are the guests' defaults. ``virtual_time`` has the clocks of
         a Xen host go by the instructions that were executed. ``bound`` ties the
         lab's life to this process. Raises LabFailed or GuestFailed when
@@ -103,11 +113,14 @@ class Lab:
             if guest_memory is None:
                 del defaults["memory"]  # what the guest's kernel needs
             kernels.find_kernel(kernel)
+            host.check_hosts(hosts)
+            defaults["movable"] = hosts > 1
             chosen = host.choose_accelerator(accelerator, virtual_time)
-            lab._boot_host(host, outer, memory, chosen, virtual_time, defaults, bound)
+            lab._boot_hosts(host, outer, memory, chosen, virtual_time, defaults, bound, hosts)
         try:
-            lab.host.run("true", timeout=host.boot_seconds)
-            lab.host.ensure_bridge("br0", mtu=mtu, subnet=0)
+            for one in lab.hosts.values():
+                one.run("true", timeout=host.boot_seconds * hosts)
+                one.ensure_bridge("br0", mtu=mtu, subnet=0)
             # All start at once; their boots overlap.
             fresh = [lab.add_guest(boot=False) for _ in range(guests)]
             with ThreadPoolExecutor(max_workers=4) as pool:
@@ -133,7 +146,7 @@ class Lab:
         """End the lab: only processes that it started, known by pid and start time."""
         if not self._load():
             return
-        for key in ("switch", "qemu"):
+        for key in ("switch", *qemu_keys(list(self.hosts))):
             for number in (signal.SIGTERM, signal.SIGKILL):
                 if not self._signal(key, number):
                     break
@@ -167,6 +180,16 @@ class Lab:
         """Whether the lab's switch, and so its outer machine, is alive."""
         return self._alive("switch")
 
+    @property
+    def hosts(self) -> dict[str, Host]:
+        """All hosts by name, the first one first."""
+        if not self._state:
+            self._load()
+        for number, name in enumerate(self._state.get("hosts", [FIRST_HOST]), 1):
+            if name not in self._hosts:
+                self._hosts[name] = Host(self, name, number)
+        return dict(self._hosts)
+
     # Guests
 
     @property
@@ -176,25 +199,27 @@ class Lab:
         for name, values in self._state.get("guests", {}).items():
             if name not in self._guests:
                 self._guests[name] = Guest(self, GuestSpec(**values))
+            # Another process may have moved it.
+            self._guests[name].spec.host = values.get("host", FIRST_HOST)
         return dict(self._guests)
 
     def guest(self, name: str) -> Guest:
         """The guest called ``name``. Raises VmlabError when there is none."""
         found = self.guests.get(name)
         if found is None:
-            have = ", ".join(["host", *self.guests])
+            have = ", ".join([*self.hosts, *self.guests])
             raise VmlabError(f"lab {self.name} has no machine {name!r}: it has {have}")
         return found
 
     def machine(self, name: str) -> Host | Guest:
-        """The host or a guest by name."""
-        return self.host if name == "host" else self.guest(name)
+        """A host or a guest by name."""
+        return self.hosts.get(name) or self.guest(name)
 
     def add_guest(self, name: str | None = None, *, boot: bool = True, **options: Any) -> Guest:
         """Define one more guest and boot it.
 
         ``options`` are fields of GuestSpec (kernel, machine, memory, cpus, mtu,
-        bridge, vlan, subnet, modules, root_ports, extra_args, extra_append);
+        bridge, vlan, subnet, modules, root_ports, extra_args, extra_append, host);
         what is left out is as given to Lab.up().
         """
         with self._locked():
@@ -202,13 +227,17 @@ class Lab:
             guests = self._state["guests"]
             index = 1 + max((values["index"] for values in guests.values()), default=0)
             name = paths.check_name(name or f"g{index}")
-            if name in guests or name in ("host", "evidence"):
+            hosts = list(self.hosts)
+            if name in guests or name in (*hosts, "evidence"):
                 raise VmlabError(f"lab {self.name} has a machine {name} already")
             if index > 200:
                 raise VmlabError("a lab has at most 200 guests")
             try:
-                spec = GuestSpec(name=name, index=index, **(self._state["defaults"] | options))
+                turn = {"host": hosts[(index - 1) % len(hosts)]}
+                spec = GuestSpec(name=name, index=index, **(self._state["defaults"] | turn | options))
                 self.kind.check_machine(spec.machine)
+                if spec.host not in hosts:
+                    raise VmlabError(f"no host {spec.host!r}: choose one of {', '.join(hosts)}")
             except TypeError as error:
                 raise VmlabError(f"add_guest: {error}") from error
             guests[name] = asdict(spec)
@@ -217,6 +246,30 @@ class Lab:
         if boot:
             guest.start()
         return guest
+
+    def migrate(self, name: str, host: str, start: Callable[[str], None] | None = None, seconds: float = 600) -> None:
+        """Move a guest to another host while it runs.
+
+        ``start`` is called with the URI once the QEMU there waits, and is to have
+        the one here migrate to it; without it the lab does, by QMP. Commands that
+        run in the guest by popen() are killed: start with ``setsid -f`` what must
+        live on. Raises GuestFailed when the migration fails or takes longer than
+        ``seconds``; the guest is then where it was.
+        """
+        guest = self.guest(name)
+        if host not in self.hosts:
+            raise VmlabError(f"no host {host!r}: choose one of {', '.join(self.hosts)}")
+        if not guest.spec.movable:
+            raise VmlabError(f"{name} uses 9p: only guests of a lab with two hosts can be migrated")
+        migrate(guest, self.hosts[host], start, seconds)
+
+    def placed(self, name: str, host: str) -> None:
+        """Remember where a guest is."""
+        with self._locked():
+            self._load()
+            self._state["guests"][name]["host"] = host
+            self._save()
+        self.guest(name)
 
     def remove_guest(self, name: str) -> None:
         """Kill a guest and forget it; its logs stay until the lab's next boot."""
@@ -231,7 +284,7 @@ class Lab:
 
     def console_files(self) -> dict[str, Path]:
         """Console of every machine, by the machine's name."""
-        return {name: self.directory / name / "console.log" for name in ["host", *self.guests]}
+        return {name: self.directory / name / "console.log" for name in [*self.hosts, *self.guests]}
 
     def findings(self) -> list[Finding]:
         """What the kernels' own checks printed on any console since the last call."""
@@ -239,14 +292,15 @@ class Lab:
 
     def _blamed(self, finding: Finding) -> Finding:
         """The same with the machine that it is about: a hypervisor speaks of guests."""
-        if finding.machine != "host":
+        if finding.machine not in self.hosts:
             return finding
         domains: dict[int, str] = {}
         for name in self.guests:
             file = self.directory / name / "domids"
             if file.exists():
                 domains |= {int(word): name for word in file.read_text().split()}
-        return replace(finding, machine=self.kind.blame(finding.line, domains))
+        blamed = self.kind.blame(finding.line, domains)
+        return finding if blamed == FIRST_HOST else replace(finding, machine=blamed)
 
     def check_consoles(self) -> None:
         """Raise if a console shows a BUG, WARNING, lockdep report, stall or the like.
@@ -255,7 +309,7 @@ class Lab:
         only the host did. Each line is reported once.
         """
         found = self.findings()
-        guests = [str(one) for one in found if one.machine != "host"]
+        guests = [str(one) for one in found if one.machine not in self.hosts]
         if guests:
             raise ConsoleFailed("a guest's kernel complains:\n" + "\n".join(guests[:20]))
         if found:
@@ -266,16 +320,16 @@ class Lab:
         name = "".join(c if c.isalnum() or c in "-_." else "_" for c in test)[-150:]
         target = self.directory / "evidence" / name
         shutil.rmtree(target, ignore_errors=True)
-        host_answers = self.running and self.host.answers(10)
-        for machine in ["host", *self.guests]:
+        answers = {name: self.running and host.answers(10) for name, host in self.hosts.items()}
+        for machine in [*self.hosts, *self.guests]:
             (target / machine).mkdir(parents=True)
             for log in (self.directory / machine).glob("*"):
                 if log.is_file():
                     shutil.copy2(log, target / machine / log.name)
-            if not host_answers:
+            if not answers[self.machine(machine).host.name]:
                 continue
             try:
-                if machine == "host" or self.guest(machine).answers(5):
+                if machine in self.hosts or self.guest(machine).answers(5):
                     with self.machine(machine).popen(["dmesg"]) as process:
                         text = process.wait(10).out
                     (target / machine / "dmesg.txt").write_text(text)
@@ -285,9 +339,9 @@ class Lab:
 
     # State
 
-    def _boot_host(
+    def _boot_hosts(
         self, kind: HostKind, kernel: kernels.Kernel, memory: int, accelerator: str, virtual_time: bool,
-        defaults: dict[str, Any], bound: bool,
+        defaults: dict[str, Any], bound: bool, count: int,
     ) -> None:  # fmt: skip
         host_dir = self.directory / "host"
         host_dir.mkdir(parents=True, exist_ok=True)
@@ -296,18 +350,27 @@ class Lab:
         for old in self.directory.iterdir():
             if old.is_dir() and old.name != "evidence":
                 shutil.rmtree(old)
-        host_dir.mkdir()
+        names = [FIRST_HOST, *(f"host{number}" for number in range(2, count + 1))]
+        for name in names:
+            (self.directory / name).mkdir()
+            (self.run_dir / name).mkdir()
         modules = kernels.stage_modules(kernel, None, "plain")
-        outer = Outer(
-            self.name, kernel, modules, self.directory, self.run_dir, memory, accelerator, virtual_time,
-            defaults["machine"],
-        )  # fmt: skip
-        config = {"command": kind.outer_command(outer), "run_dir": str(self.run_dir)}
+        outers = [
+            Outer(
+                self.name, kernel, modules, self.directory, self.run_dir / name, memory, accelerator, virtual_time,
+                defaults["machine"], name, number if count > 1 else 0,
+            )
+            for number, name in enumerate(names, 1)
+        ]  # fmt: skip
+        config = {
+            "hosts": {outer.host: kind.outer_command(outer) for outer in outers},
+            "run_dir": str(self.run_dir),
+        }
         (self.directory / "switch.json").write_text(json.dumps(config, indent=1))
         environ = dict(os.environ, PYTHONPATH=str(paths.LAB_SOURCE))
         if bound:
             environ["VMLAB_PDEATHSIG"] = str(os.getpid())
-        (self.directory / "qemu.pid").unlink(missing_ok=True)
+        (self.directory / "qemu.pids").unlink(missing_ok=True)
         with open(self.directory / "switch.log", "wb") as log:
             child = subprocess.Popen(
                 [sys.executable, "-m", "vmlab.switch", str(self.directory)],
@@ -320,10 +383,12 @@ class Lab:
             if child.poll() is not None or time.monotonic() > deadline:
                 child.kill()
                 child.wait()
-                text = (host_dir / "qemu.log").read_text() + (self.directory / "switch.log").read_text()
+                logs = [self.directory / name / "qemu.log" for name in names]
+                logs = [*(log for log in logs if log.exists()), self.directory / "switch.log"]
+                text = "".join(log.read_text() for log in logs)
                 raise LabFailed(f"the outer machine did not start: {text.strip()[-800:] or 'no message'}")
             time.sleep(0.02)
-        qemu_pid = int((self.directory / "qemu.pid").read_text())
+        pids = json.loads((self.directory / "qemu.pids").read_text())
         self._state = {
             "name": self.name,
             "kind": kind.name,
@@ -331,8 +396,9 @@ class Lab:
             "accelerator": accelerator,
             "memory": memory,
             "host_kernel": kernel.release,
+            "hosts": names,
             "switch": [child.pid, start_time(child.pid)],
-            "qemu": [qemu_pid, start_time(qemu_pid)],
+            **{key: [pids[name], start_time(pids[name])] for name, key in zip(names, qemu_keys(names), strict=True)},
             "defaults": defaults,
             "guests": {},
         }
@@ -389,6 +455,7 @@ class Lab:
             "accelerator": state["accelerator"],
             "host_kernel": state["host_kernel"],
             "memory": state["memory"],
+            "hosts": list(self.hosts),
             "host_clocksource": self.host.run(["cat", sources]).out.strip(),
             "guests": [guest.info() for guest in self.guests.values()],
         }

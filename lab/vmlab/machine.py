@@ -4,13 +4,14 @@
 import json
 import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import kernels, paths
 from .errors import CommandFailed, CommandTimeout, GuestFailed, LabFailed, VmlabError
 from .process import SLOW, Process, Result, Stream, environment, shell_argv
-from .qemu import GuestSpec
+from .qemu import FIRST_HOST, GuestSpec
 
 if TYPE_CHECKING:
     from .lab import Lab
@@ -25,6 +26,11 @@ class Machine:
     def __init__(self, lab: "Lab", name: str) -> None:
         self.lab = lab
         self.name = name
+
+    @property
+    def host(self) -> "Host":
+        """The host on which it is; a host is on itself."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.lab.name}/{self.name}>"
@@ -79,10 +85,10 @@ class Machine:
 
     def check_alive(self) -> None:
         """Find out whose fault a silence is: raises LabFailed or GuestFailed."""
-        host = self.lab.host
+        host = self.host
         if not host.answers():
-            console = self.lab.directory / "host" / "console.log"
-            raise LabFailed(f"the host of lab {self.lab.name} does not answer: see {console}")
+            console = self.lab.directory / host.name / "console.log"
+            raise LabFailed(f"{host.name} of lab {self.lab.name} does not answer: see {console}")
         if self is not host and not self.answers():
             raise GuestFailed(f"{self.name} does not answer: see {self.lab.directory}/{self.name}/console.log")
 
@@ -108,13 +114,22 @@ class Machine:
 
 
 class Host(Machine):
-    """The outer machine, as seen from inside it: a KVM host, or Xen's dom0."""
+    """An outer machine, as seen from inside it: a KVM host, or Xen's dom0."""
 
-    def __init__(self, lab: "Lab") -> None:
-        super().__init__(lab, "host")
+    def __init__(self, lab: "Lab", name: str = FIRST_HOST, number: int = 1) -> None:
+        super().__init__(lab, name)
+        self.number = number
+        self.ip = f"10.77.0.{number}"
+
+    @property
+    def host(self) -> "Host":
+        return self
 
     def ensure_bridge(self, bridge: str, mtu: int = 1500, subnet: int | None = None, vlans: bool = False) -> None:
-        """Make a bridge unless it exists. ``subnet`` N gives it 10.77.N.1/24."""
+        """Make a bridge unless it exists. ``subnet`` N gives it 10.77.N.1/24 (.2 on host2).
+
+        Of several hosts, br0 is one network.
+        """
         q = shlex.quote(bridge)
         script = f"""
             if ! [ -e /sys/class/net/{q} ]; then
@@ -124,8 +139,13 @@ class Host(Machine):
             ip link set {q} mtu {mtu} up
         """
         if subnet is not None:
-            ip6 = f"fd77:0:0:{subnet:x}::1" if subnet else "fd77::1"
-            script += f"ip addr replace 10.77.{subnet}.1/24 dev {q}; ip addr replace {ip6}/64 dev {q}\n"
+            ip6 = f"fd77:0:0:{subnet:x}::{self.number}" if subnet else f"fd77::{self.number}"
+            script += f"ip addr replace 10.77.{subnet}.{self.number}/24 dev {q}; ip addr replace {ip6}/64 dev {q}\n"
+        if bridge == "br0" and len(self.lab.hosts) > 1:
+            script += f"""
+                echo 1 >/proc/sys/net/ipv6/conf/eth0/disable_ipv6
+                ip link set eth0 mtu {mtu} master br0 up
+            """
         if vlans:
             script += f"ip link set {q} type bridge vlan_filtering 1\n"
         self.run("set -e\n" + script)
@@ -146,28 +166,46 @@ class Guest(Machine):
         self.inside = f"/run/vmlab/lab/{spec.name}"
         """Where the host has this guest's directory of the lab."""
 
+    @property
+    def host(self) -> Host:
+        return self.lab.hosts[self.spec.host]
+
+    def on(self, host: Host) -> "Guest":
+        """The same guest as if it were on that host."""
+        return Guest(self.lab, replace(self.spec, host=host.name))
+
+    def own_file(self, name: str) -> str:
+        """Name of a file in its directory that each host has one of."""
+        stem, dot, end = name.partition(".")
+        return name if self.spec.host == FIRST_HOST else f"{stem}-{self.spec.host}{dot}{end}"
+
     def start(self, wait: bool = True) -> None:
         """Start it, and wait until its agent answers."""
         if self.running:
             raise VmlabError(f"{self.name} runs already")
+        self.launch()
+        if wait:
+            self.wait_booted()
+
+    def launch(self, incoming: bool = False) -> None:
+        """Have its host run a QEMU, or a domain; ``incoming``: one that waits for it to come."""
         spec = self.spec
         kernel = kernels.find_kernel(spec.kernel)
         here = self.lab.directory / self.name
         here.mkdir(exist_ok=True)
-        self.lab.host.ensure_bridge(
+        self.host.ensure_bridge(
             spec.bridge, spec.mtu, spec.subnet if spec.bridge == "br0" or spec.subnet else None,
             spec.vlan is not None,
         )  # fmt: skip
-        script = self.lab.kind.start_script(self, kernel, self.stage_modules(kernel))
-        (here / "start.sh").write_text(script)
+        script = self.lab.kind.start_script(self, kernel, self.stage_modules(kernel), incoming)
+        start = self.own_file("start.sh")
+        (here / start).write_text(script)
         with open(here / "console.log", "ab") as console:
-            console.write(b"vmlab: start\n")
+            console.write(f"vmlab: {'incoming' if incoming else 'start'}\n".encode())
         try:
-            self.lab.host.run(f"mkdir -p {spec.directory} && sh {self.inside}/start.sh", timeout=90)
+            self.host.run(f"mkdir -p {spec.directory} && sh {self.inside}/{start}", timeout=90)
         except CommandFailed as error:
             raise GuestFailed(f"{self.name}: it did not start: {error}") from error
-        if wait:
-            self.wait_booted()
 
     def wait_booted(self, timeout: float | None = None) -> None:
         """Wait until the guest's agent answers. Raises GuestFailed when it does not."""
@@ -176,7 +214,7 @@ class Guest(Machine):
             with self.popen(["true"]) as process:
                 process.wait(timeout)
         except CommandFailed as error:
-            self.lab.host.check_alive()
+            self.host.check_alive()
             tail = "\n".join(self.console_text().splitlines()[-5:])
             why = f"{self.name} did not boot within {timeout:.0f} s"
             raise GuestFailed(f"{why}; its console ends with:\n{tail}") from error
@@ -195,7 +233,7 @@ class Guest(Machine):
         """Pid of its QEMU inside a KVM host, or None when it does not run."""
         file = f"{self.spec.directory}/qemu.pid"
         script = f"p=$(cat {file}) && [ -e /proc/$p/exe ] && grep -q qemu /proc/$p/comm && echo $p"
-        found = self.lab.host.run(script, check=False).out.strip()
+        found = self.host.run(script, check=False).out.strip()
         return int(found) if found else None
 
     @property
@@ -218,15 +256,15 @@ class Guest(Machine):
         128 + N after signal N. On Xen 137 (SIGKILL) after ``xl destroy``, 134
         (SIGABRT) after a crash, 0 after it ended itself.
         """
-        path = self.lab.directory / self.name / "status"
+        path = self.lab.directory / self.name / self.own_file("status")
         return int(path.read_text()) if path.exists() else None
 
     def kill(self) -> None:
         """End it at once (SIGKILL to its QEMU, or ``xl destroy``), and wait for that."""
-        found = self.lab.host.run(self.lab.kind.kill_command(self), check=False)
+        found = self.host.run(self.lab.kind.kill_command(self), check=False)
         if found.code and self.running:
             raise GuestFailed(f"{self.name} could not be killed: {found.err.strip()}")
-        self._wait_ended()
+        self.wait_ended()
 
     def pause(self) -> None:
         """Have its CPUs stand still."""
@@ -240,9 +278,10 @@ class Guest(Machine):
         """End it without asking it, but let the hypervisor clean up."""
         if self.running:
             self.lab.kind.stop(self)
-        self._wait_ended()
+        self.wait_ended()
 
-    def _wait_ended(self) -> None:
+    def wait_ended(self) -> None:
+        """Wait until its QEMU, or domain, is gone."""
         deadline = time.monotonic() + 30 * SLOW
         while self.exit_status is None or self.running:
             if time.monotonic() > deadline:
@@ -261,7 +300,7 @@ class Guest(Machine):
         """What './vmlab status' tells about it."""
         spec = self.spec
         return {
-            "name": self.name, "running": self.running, "exit_status": self.exit_status,
+            "name": self.name, "host": spec.host, "running": self.running, "exit_status": self.exit_status,
             "kernel": spec.kernel, "machine": spec.machine, "ip": self.ip, "ip6": self.ip6,
             "mac": self.mac, "bridge": spec.bridge, "vlan": spec.vlan, "mtu": spec.mtu,
             "memory": spec.memory, "cpus": spec.cpus, "uuid": spec.uuid,

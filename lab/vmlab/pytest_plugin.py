@@ -52,11 +52,11 @@ class LabPool:
         elif self._lab is None or self._options != options or not self._lab.running:
             self._boot_anew(options)
         answering = self._answering()
-        if "host" not in answering and not self.external:
-            self._boot_anew(options)
-            answering = self._answering()
         lab = self._lab
         assert lab
+        if not self.external and not answering.issuperset(lab.hosts):
+            lab = self._boot_anew(options)
+            answering = self._answering()
         for name in [name for name in lab.guests if name not in self._base]:
             lab.remove_guest(name)
         for name in self._base:
@@ -72,16 +72,17 @@ class LabPool:
     def _answering(self) -> set[str]:
         """The machines of the lab whose agents answer; all are asked at the same time."""
         assert self._lab
-        machines = [self._lab.host, *map(self._lab.guest, self._base)]
+        machines = [*self._lab.hosts.values(), *map(self._lab.guest, self._base)]
         with ThreadPoolExecutor(len(machines)) as threads:
             answers = list(threads.map(Machine.answers, machines))
         return {one.name for one, well in zip(machines, answers, strict=True) if well}
 
-    def _boot_anew(self, options: dict[str, Any]) -> None:
+    def _boot_anew(self, options: dict[str, Any]) -> Lab:
         self.drop()
-        self._lab = self._boot(options)
+        lab = self._lab = self._boot(options)
         self._options = options
-        self._base = list(self._lab.guests)
+        self._base = list(lab.guests)
+        return lab
 
     def _boot(self, options: dict[str, Any]) -> Lab:
         name = f"pytest-{os.getpid()}"
@@ -94,9 +95,10 @@ class LabPool:
 
     def suspect(self, machines: set[str]) -> None:
         """Have these machines started anew before the next test."""
-        if "host" in machines and not self.external:
+        hosts = set(self._lab.hosts) if self._lab else {"host"}
+        if machines & hosts and not self.external:
             self.drop()
-        self._suspects |= machines - {"host"}
+        self._suspects |= machines - hosts
 
     def drop(self) -> None:
         """End the lab."""
@@ -118,8 +120,8 @@ POOL = pytest.StashKey[LabPool]()
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "lab(guests=2, kind=, kernel=, machine=, mtu=, memory=, guest_memory=, append=, modules=, virtual_time=): "
-        "boots a lab",
+        "lab(guests=2, kind=, hosts=, kernel=, machine=, mtu=, memory=, guest_memory=, append=, modules=, "
+        "virtual_time=): boots a lab",
     )
     config.stash[POOL] = LabPool(config)
 
@@ -190,7 +192,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
             request.node.stash[EMULATOR] = text
             raise LabFailed(text)
         text = "\n".join(map(str, found[:20]))
-        guests = any(one.machine != "host" for one in found)
+        guests = any(one.machine not in lab.hosts for one in found)
         error = GuestFailed if guests else LabFailed
         raise error(f"during this test a kernel complained (evidence in {where}):\n{text}")
     if not lab.running:

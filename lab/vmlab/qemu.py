@@ -35,6 +35,11 @@ BASE_APPEND = [
 
 GUEST_DIR = "/run/vmlab"
 
+FIRST_HOST = "host"
+MIGRATION_PORT = 49152
+LAN = "fd=LAN"
+"""Stands in an outer machine's command for the line to the other host; the switch has the number."""
+
 
 @dataclass
 class GuestSpec:
@@ -56,6 +61,10 @@ class GuestSpec:
     """Hotplug ports of a q35 machine, rp1 and up."""
     extra_args: list[str] = field(default_factory=list)
     extra_append: str = ""
+    host: str = FIRST_HOST
+    """Where it is now."""
+    movable: bool = False
+    """Has its root in memory: no machine that uses 9p is migrated by QEMU, or restored by Xen."""
 
     def __post_init__(self) -> None:
         """Fill in what depends on the kernel."""
@@ -88,6 +97,11 @@ class GuestSpec:
         return f"77770000-0000-4000-8000-{self.subnet:04x}{self.index:08x}"
 
     @property
+    def migration_port(self) -> int:
+        """The port on which a host waits for it."""
+        return MIGRATION_PORT + self.index
+
+    @property
     def tap(self) -> str:
         """Name of the tap device in the host."""
         return f"tap-{self.name}"[:15]
@@ -106,11 +120,11 @@ def append_line(settings: dict[str, object], extra: str, console: str = "ttyS0")
     return " ".join([f"console={console}", *BASE_APPEND, *words, *extra.split()])
 
 
-def outer_devices(lab_dir: Path, run_dir: Path) -> list[str]:
+def outer_devices(lab_dir: Path, run_dir: Path, name: str = FIRST_HOST) -> list[str]:
     """An outer machine's console, its agent's port, and what it sees of the outside."""
     return [
         "-chardev", f"socket,id=con,path={run_dir}/console.sock,server=on,wait=off,"
-        f"logfile={lab_dir}/host/console.log,logappend=on",
+        f"logfile={lab_dir}/{name}/console.log,logappend=on",
         "-serial", "chardev:con",
         "-qmp", f"unix:{run_dir}/qmp.sock,server=on,wait=off",
         "-device", "virtio-serial-pci",
@@ -131,26 +145,43 @@ def outer_command(
     run_dir: Path,
     memory: int,
     accel: str,
+    host: str = FIRST_HOST,
+    lan: int = 0,
 ) -> list[str]:
-    """The outer machine: a host in which KVM and vhost-net work."""
+    """The outer machine: a host in which KVM and vhost-net work.
+
+    ``lan`` is its number in the network of several hosts; 0 if it is alone.
+    """
     if accel == "kvm":
         cpu = ["-accel", "kvm", "-cpu", "host", "-smp", "2"]
         append = ""
     else:
         cpu = ["-accel", "tcg,thread=multi", "-cpu", TCG_CPU, *TCG_CPUS]
         append = TCG_APPEND
-    settings: dict[str, object] = {"role": "host", "name": "host", "repo": REPO, "modules": modules}
+    settings: dict[str, object] = {"role": "host", "name": host, "repo": REPO, "modules": modules}
+    network = []
+    if lan:
+        network = [
+            "-netdev", f"socket,id=lan,{LAN}",
+            "-device", f"virtio-net-pci,netdev=lan,mac=52:54:00:77:ff:{lan:02x},romfile=",
+        ]  # fmt: skip
     return [
-        PROGRAM, "-name", f"vmlab-{name}", "-nodefaults", "-no-user-config", "-display", "none",
-        "-no-reboot", *cpu, "-m", str(memory),
+        PROGRAM, "-name", f"vmlab-{name}-{host}" if lan else f"vmlab-{name}",
+        "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", *cpu, "-m", str(memory),
         "-kernel", str(kernel), "-initrd", str(initramfs),
         "-append", append_line(settings, f"tsc=reliable mitigations=off {append}"),
-        *outer_devices(lab_dir, run_dir),
+        *outer_devices(lab_dir, run_dir, host), *network,
     ]  # fmt: skip
 
 
-def guest_command(spec: GuestSpec, kernel: Path, initramfs: Path, modules: Path) -> list[str]:
-    """An inner machine's QEMU, to be run inside the host."""
+def guest_command(
+    spec: GuestSpec, kernel: Path, initramfs: Path, modules: Path, root: Path | None = None, incoming: bool = False
+) -> list[str]:
+    """An inner machine's QEMU, to be run inside the host.
+
+    ``root`` is the archive for a movable one. ``incoming``: it waits for the
+    machine instead of booting it.
+    """
     if spec.machine not in MACHINES:
         raise VmlabError(f"no machine {spec.machine!r}: choose one of {', '.join(MACHINES)}")
     here = spec.directory
@@ -160,7 +191,7 @@ def guest_command(spec: GuestSpec, kernel: Path, initramfs: Path, modules: Path)
     append = f"nohz=off {spec.extra_append}"
     settings: dict[str, object] = {
         "role": "guest", "name": spec.name, "repo": REPO, "modules": modules, "mtu": spec.mtu,
-        "net": f"{spec.ip}/24,{spec.ip6}/64", "gw": f"10.77.{spec.subnet}.1",
+        "net": f"{spec.ip}/24,{spec.ip6}/64", "gw": f"10.77.{spec.subnet}.1", "movable": root,
     }  # fmt: skip
     # A single possible CPU would make TCG leave out memory barriers.
     smp = str(spec.cpus) if spec.cpus > 1 else "1,maxcpus=2"
@@ -193,4 +224,6 @@ def guest_command(spec: GuestSpec, kernel: Path, initramfs: Path, modules: Path)
             # A plain port would leave the shared memory's BAR unassigned.
             port = f"pcie-root-port,id=rp{n},bus=pcie.0,chassis={n},slot={n},pref64-reserve=64M"
             command += ["-device", port]
+    if incoming:
+        command += ["-incoming", f"tcp:0:{spec.migration_port}"]
     return command + spec.extra_args

@@ -51,7 +51,7 @@ def execute(guest: "Guest", command: str, arguments: dict[str, Any], timeout: fl
 
     Raises GuestFailed when QEMU refuses it or does not answer in time.
     """
-    stream = guest.lab.host.stream()
+    stream = guest.host.stream()
     stream.open([guest.lab_qmp_socket], "/", {}, OPEN_CONNECT)
     theirs, ours = socket.socketpair()
     relay = threading.Thread(target=_relay, args=(stream, ours), daemon=True)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The lab's switch: the process that owns an outer machine and its agent line.
+"""The lab's switch: the process that owns the outer machines and their agents' lines.
 
-It starts the outer QEMU, holds the only connection to each agent, and forwards
+It starts the outer QEMUs, holds the only connection to each agent, and forwards
 frames between them and any number of clients on a Unix socket. A client begins
 with a HELLO whose payload is the machine's name; from then on its frames go to
 that machine's agent with the stream numbers changed. Guests' agents are reached
-through a stream of the host's agent. Run as ``python -m vmlab.switch DIR``,
-where DIR/switch.json says what to start; ends when the outer machine ends.
+through a stream of their host's agent; DIR/state.json says which host that is now.
+Run as ``python -m vmlab.switch DIR``, where DIR/switch.json says what to start;
+ends when an outer machine ends.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import errno
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -32,6 +34,7 @@ from .protocol import (
     pack_error,
     pack_open,
 )
+from .qemu import FIRST_HOST, LAN
 
 PR_SET_PDEATHSIG = 1
 RETRY_SECONDS = 0.1
@@ -121,10 +124,10 @@ class Link:
 
 
 class HostLink(Link):
-    """The outer machine's line: the Unix socket of its virtio-serial port."""
+    """An outer machine's line: the Unix socket of its virtio-serial port."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        super().__init__("host")
+    def __init__(self, name: str, writer: asyncio.StreamWriter) -> None:
+        super().__init__(name)
         self._writer = writer
 
     def write(self, data: bytes) -> None:
@@ -144,6 +147,16 @@ class GuestLink(Link):
         self._buffer = bytearray()
         self._unacknowledged = 0
         self.alive = False
+
+    def move(self, host: Link) -> None:
+        """The guest is on that host now; whoever has a stream lost it."""
+        if host is self._host:
+            return
+        if self.alive:
+            self._host.send(frame(self._stream, Frame.CLOSE))
+            self._host.streams.pop(self._stream, None)
+            self._lost("has moved to another host")
+        self._host = host
 
     def connect(self) -> None:
         """Open the line; failure arrives as an ERROR frame."""
@@ -247,20 +260,31 @@ class Client:
 
 
 class Switch:
-    """One outer machine and the clients of its lab."""
+    """The outer machines of a lab and its clients."""
 
     def __init__(self, lab_dir: Path) -> None:
         self._config = json.loads((lab_dir / "switch.json").read_text())
         self._run_dir = Path(self._config["run_dir"])
         self._lab_dir = lab_dir
-        self._host: HostLink | None = None
+        self._hosts: dict[str, HostLink] = {}
         self._guests: dict[str, GuestLink] = {}
 
-    def link(self, name: str) -> Link | None:
+    def link(self, name: str) -> Link:
         """The line to the machine called ``name``."""
-        if self._host is None or name == "host":
-            return self._host
-        return self._guests.setdefault(name, GuestLink(name, self._host))
+        if name in self._hosts:
+            return self._hosts[name]
+        host = self._hosts.get(self._place(name), self._hosts[FIRST_HOST])
+        guest = self._guests.setdefault(name, GuestLink(name, host))
+        guest.move(host)
+        return guest
+
+    def _place(self, guest: str) -> str:
+        """The host that a guest is on."""
+        try:
+            state = json.loads((self._lab_dir / "state.json").read_text())
+        except FileNotFoundError:
+            return FIRST_HOST
+        return str(state["guests"].get(guest, {}).get("host", FIRST_HOST))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = Client(self, writer)
@@ -279,37 +303,66 @@ class Switch:
         while data := await reader.read(262144):
             host.received(data)
 
-    async def run(self) -> int:
-        """Run until the outer machine ends or SIGTERM; return its status."""
-        log = open(self._lab_dir / "host" / "qemu.log", "ab")  # noqa: SIM115
-        qemu = await asyncio.create_subprocess_exec(
-            *self._config["command"], stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-            preexec_fn=die_with_parent,
-        )  # fmt: skip
-        (self._lab_dir / "qemu.pid").write_text(f"{qemu.pid}\n")
-        loop = asyncio.get_running_loop()
-        for one in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(one, qemu.kill)
-        reader = None
-        while reader is None and qemu.returncode is None:
+    async def _start(self, name: str, lan: socket.socket) -> asyncio.subprocess.Process:
+        """Start an outer machine; ``lan`` is its end of the line to the other one."""
+        given = self._config["hosts"][name]
+        command = [word.replace(LAN, f"fd={lan.fileno()}") for word in given]
+        with open(self._lab_dir / name / "qemu.log", "ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                preexec_fn=die_with_parent, pass_fds=[lan.fileno()] if command != given else [],
+            )  # fmt: skip
+
+    async def _connect(self, name: str, qemu: asyncio.subprocess.Process) -> asyncio.Task[None] | None:
+        """Open the line to an outer machine's agent; None if the machine ends before."""
+        while qemu.returncode is None:
             try:
-                reader, writer = await asyncio.open_unix_connection(str(self._run_dir / "agent.sock"))
+                reader, writer = await asyncio.open_unix_connection(str(self._run_dir / name / "agent.sock"))
             except OSError:
                 await asyncio.sleep(RETRY_SECONDS)
-        if reader is None:
-            return qemu.returncode or 1
-        self._host = HostLink(writer)
-        self._host.greet()
-        task = asyncio.create_task(self._hold_host(reader, self._host))
+                continue
+            host = self._hosts[name] = HostLink(name, writer)
+            host.greet()
+            return asyncio.create_task(self._hold_host(reader, host))
+        return None
+
+    async def run(self) -> int:
+        """Run until an outer machine ends or SIGTERM; return its status."""
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        names = list(self._config["hosts"])
+        qemus = {name: await self._start(name, end) for name, end in zip(names, ends, strict=False)}
+        for end in ends:
+            end.close()
+        (self._lab_dir / "qemu.pids").write_text(json.dumps({name: qemu.pid for name, qemu in qemus.items()}))
+
+        def kill_all() -> None:
+            for qemu in qemus.values():
+                if qemu.returncode is None:
+                    qemu.kill()
+
+        loop = asyncio.get_running_loop()
+        for one in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(one, kill_all)
+        tasks = [await self._connect(name, qemu) for name, qemu in qemus.items()]
+        if None in tasks:
+            kill_all()
+            return max([await qemu.wait() for qemu in qemus.values()]) or 1
         # Made under another name: whoever sees the socket can connect to it.
         path = self._run_dir / "switch.sock"
         server = await asyncio.start_unix_server(self._serve, str(path) + ".new")
         os.rename(str(path) + ".new", path)
-        status = await qemu.wait()
-        task.cancel()
+        waits = [asyncio.create_task(qemu.wait()) for qemu in qemus.values()]
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        status = done.pop().result()
+        kill_all()
+        await asyncio.wait(waits)
+        for task in tasks:
+            if task:
+                task.cancel()
         for guest in self._guests.values():
             guest.gone_code = LAB_GONE
-        self._host.fail(f"the outer machine ended (status {status})")
+        for host in self._hosts.values():
+            host.fail(f"the outer machine ended (status {status})")
         for guest in self._guests.values():
             guest.fail(f"the outer machine ended (status {status})")
         path.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import accel, kernels
+from . import accel, kernels, movable
 from .errors import VmlabError
 from .kinds import HostKind, Outer, bridge_port
 from .paths import CACHE, REPO
@@ -82,13 +82,16 @@ def packages() -> Path:
     return place
 
 
-def guest_config(spec: GuestSpec, kernel: Path, initramfs: Path, modules: Path) -> str:
-    """The text of a guest's configuration file for xl."""
+def guest_config(spec: GuestSpec, kernel: Path, initramfs: Path, modules: Path, root: Path | None = None) -> str:
+    """The text of a guest's configuration file for xl; ``root`` is the archive for a movable one.
+
+    That gets it by 9p, too, but has nothing of Xen's packages.
+    """
     outside = "/run/vmlab/outside"
     settings: dict[str, object] = {
         "role": "guest", "kind": "xen", "name": spec.name, "repo": REPO, "modules": modules, "mtu": spec.mtu,
-        "net": f"{spec.ip}/24,{spec.ip6}/64", "gw": f"10.77.{spec.subnet}.1", "layers": "xen",
-        "port": "/dev/hvc1",
+        "net": f"{spec.ip}/24,{spec.ip6}/64", "gw": f"10.77.{spec.subnet}.1",
+        "movable": root, "layers": "" if root else "xen", "port": "/dev/hvc1",
     }  # fmt: skip
     lines = {
         "name": spec.name,
@@ -165,11 +168,12 @@ class Xen(HostKind):
             "-virtfs", f"local,path={place}/root,mount_tag=xen,security_model=none,readonly=on,multidevs=remap",
         ]  # fmt: skip
 
-    def start_script(self, guest: "Guest", kernel: kernels.Kernel, modules: Path) -> str:
+    def start_script(self, guest: "Guest", kernel: kernels.Kernel, modules: Path, incoming: bool = False) -> str:
         spec = guest.spec
         here = guest.lab.directory / guest.name
         initramfs = kernels.build_initramfs(kernel, GUEST_BOOT_MODULES)
-        (here / "xl.cfg").write_text(guest_config(spec, kernel.image, initramfs, modules))
+        root = movable.build(kernel, modules) if spec.movable else None
+        (here / "xl.cfg").write_text(guest_config(spec, kernel.image, initramfs, modules, root))
         inside = guest.inside
         return f"""#!/bin/sh
 # Starts guest {spec.name} inside dom0.

@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: GPL-2.0
 """The parts of the lab that need no machine."""
 
+import json
 import os
+import signal
 import subprocess
+import sys
+import tarfile
+import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from vmlab import VmlabError, accel, kernels, paths
+from vmlab import Guest, GuestFailed, Host, Lab, VmlabError, accel, kernels, movable, paths, pytest_plugin
 from vmlab.console import DETECTORS, ConsoleWatch, interrupted_twice, scan
 from vmlab.kinds import Outer, find_kind
 from vmlab.lab import start_time
+from vmlab.migration import migrate
 from vmlab.protocol import (
     MAX_PAYLOAD,
     Frame,
@@ -19,8 +27,8 @@ from vmlab.protocol import (
     pack_open,
     unpack_error,
 )
-from vmlab.qemu import GuestSpec, append_line, guest_command
-from vmlab.switch import Link
+from vmlab.qemu import LAN, GuestSpec, append_line, guest_command, outer_command
+from vmlab.switch import Link, Switch
 from vmlab.xen import guest_config
 
 SAMPLES = {
@@ -140,6 +148,7 @@ def get(pool, options):
         findings=lambda: found,
         keep_evidence=lambda name: "nowhere",
         running=True,
+        hosts=["host"],
         machine=lambda name: SimpleNamespace(console_text=lambda: TRACE),
     )
 
@@ -218,6 +227,266 @@ def test_guest_command(tmp_path):
         guest_command(GuestSpec("g1", 1, machine="isapc"), here, here, here)
 
 
+def test_a_guest_that_comes(tmp_path):
+    here = tmp_path
+    plain = guest_command(GuestSpec("g2", 2), here, here, here)
+    comes = guest_command(GuestSpec("g2", 2, host="host2"), here, here, here, incoming=True)
+    # The machine must be the same, or what it left will not fit.
+    assert comes == [*plain, "-incoming", "tcp:0:49154"]
+    moves = guest_command(GuestSpec("g2", 2, movable=True), here, here, here, here / "root.tar")
+    assert f"vmlab.movable={here}/root.tar" in moves[moves.index("-append") + 1]
+
+
+def test_hosts_are_joined(tmp_path):
+    def command(host, lan):
+        return outer_command("x", tmp_path, tmp_path, tmp_path, tmp_path, tmp_path, 1024, "tcg", host, lan)
+
+    assert not [word for word in command("host", 0) if "netdev" in word]
+    one, two = command("host", 1), command("host2", 2)
+    assert f"socket,id=lan,{LAN}" in one
+    macs = {word for words in (one, two) for word in words if word.startswith("virtio-net-pci")}
+    assert len(macs) == 2
+    assert f"{tmp_path}/host2/console.log" in " ".join(two)
+    find_kind("kvm").check_hosts(2)
+    for kind, hosts in (("kvm", 3), ("kvm", 0), ("xen", 2)):
+        with pytest.raises(VmlabError, match="host"):
+            find_kind(kind).check_hosts(hosts)
+
+
+def test_files_of_a_guest_on_each_host():
+    here = Guest(Lab("nowhere"), GuestSpec("g1", 1))
+    there = here.on(Host(Lab("nowhere"), "host2", 2))
+    assert (here.own_file("start.sh"), there.own_file("start.sh")) == ("start.sh", "start-host2.sh")
+    assert (here.own_file("status"), there.own_file("status")) == ("status", "status-host2")
+    assert here.spec.host == "host"
+
+
+class FakeGuest:
+    """A guest that says what is done to it, and whose migration ends as told."""
+
+    def __init__(self, host, log, end="completed"):
+        self.name, self.host, self.log, self.end = "g2", host, log, end
+        self.running = True
+        self.spec = GuestSpec("g2", 2, movable=True)
+        self.lab = SimpleNamespace(placed=lambda name, host: log.append(f"placed on {host}"))
+
+    def on(self, host):
+        return self if host is self.host else FakeGuest(host, self.log)
+
+    def qmp(self, command, arguments=None):
+        if command == "migrate":
+            self.log.append(f"{self.host.name} migrates to {arguments['uri']}")
+        return {"status": self.end}
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: self.log.append(f"{self.host.name}: {name}")
+
+
+def test_a_migration_step_by_step():
+    one, two = (Host(Lab("nowhere"), name, number) for name, number in (("host", 1), ("host2", 2)))
+    log: list[str] = []
+    move: Any = migrate
+    move(FakeGuest(one, log), two, None, 5)
+    assert log == [
+        "host2: launch", "host migrates to tcp:10.77.0.2:49154", "placed on host2", "host: stop", "host: wait_booted",
+    ]  # fmt: skip
+    # Somebody else begins it.
+    log.clear()
+    move(FakeGuest(one, log), two, lambda uri: log.append(f"begun: {uri}"), 5)
+    assert log[1] == "begun: tcp:10.77.0.2:49154"
+    # What waits at the destination goes when nothing comes.
+    log.clear()
+    with pytest.raises(GuestFailed, match="stays on host"):
+        move(FakeGuest(one, log, "failed"), two, None, 5)
+    assert log[-1] == "host2: kill"
+    assert not [line for line in log if line.startswith("placed")]
+    log.clear()
+    with pytest.raises(ZeroDivisionError):
+        move(FakeGuest(one, log), two, lambda uri: 1 / 0, 5)
+    assert log == ["host2: launch", "host2: kill"]
+    with pytest.raises(VmlabError, match="already"):
+        move(FakeGuest(one, log), one, None, 5)
+
+
+def test_a_lab_with_a_host_that_does_not_answer_is_booted_anew(monkeypatch):
+    """Whichever of its hosts that is; a guest alone is started again."""
+
+    class FakeMachine:
+        def __init__(self, name, log, silent):
+            self.name, self.log, self.silent = name, log, silent
+            self.running = True
+
+        def answers(self):
+            return self.name not in self.silent
+
+        def kill(self):
+            self.log.append(f"kill {self.name}")
+
+        def start(self):
+            self.log.append(f"start {self.name}")
+            self.silent.discard(self.name)
+
+    class FakeLab:
+        def __init__(self, log, silent):
+            self.log = log
+            self.running = True
+            self.hosts = {name: FakeMachine(name, log, silent) for name in ("host", "host2")}
+            self.guests = {name: FakeMachine(name, log, silent) for name in ("g1", "g2")}
+            self.guest = self.guests.get
+
+        def findings(self):
+            return []
+
+        def down(self):
+            self.log.append("down")
+
+    def boot(name, **options):
+        log.append("up")
+        silent.clear()
+        return FakeLab(log, silent)
+
+    log: list[str] = []
+    silent: set[str] = set()
+    monkeypatch.setattr(pytest_plugin.Machine, "answers", FakeMachine.answers)
+    monkeypatch.setattr(pytest_plugin.Lab, "up", boot)
+    config: Any = SimpleNamespace(getoption=lambda name: None)
+    pool = pytest_plugin.LabPool(config)
+    options = {"hosts": 2}
+    for one, expected in (
+        ("", ["up"]),
+        ("", []),
+        ("host2", ["down", "up"]),
+        ("host", ["down", "up"]),
+        ("g2", ["kill g2", "start g2"]),
+    ):
+        log.clear()
+        silent.update({one} - {""})
+        pool.get(options)
+        assert log == expected, one
+
+
+def test_a_line_follows_its_guest(tmp_path):
+    class Line(Link):
+        def __init__(self, name):
+            super().__init__(name)
+            self.ready = True
+            self.written = []
+
+        def write(self, data):
+            self.written += Parser().feed(data)
+
+    def place(host):
+        (tmp_path / "state.json").write_text(json.dumps({"guests": {"g2": {"host": host}}}))
+
+    (tmp_path / "switch.json").write_text(json.dumps({"run_dir": str(tmp_path), "hosts": {}}))
+    switch: Any = Switch(tmp_path)
+    one, two = Line("host"), Line("host2")
+    switch._hosts = {"host": one, "host2": two}
+    assert switch.link("host2") is two
+    line = switch.link("g2")
+    assert line._host is one  # nothing is known yet
+    place("host")
+    assert switch.link("g2") is line
+    line.connect()
+    assert [kind for _, kind, _ in one.written] == [Frame.OPEN, Frame.DATA]
+    told = []
+    owner = SimpleNamespace(deliver=lambda stream, kind, payload: told.append((stream, kind)))
+    line.new_stream(owner, 7)
+    place("host2")
+    assert switch.link("g2") is line
+    assert one.written[-1][1] == Frame.CLOSE
+    assert told == [(7, Frame.ERROR)], "who had a stream is told"
+    line.connect()
+    assert [kind for _, kind, _ in two.written] == [Frame.OPEN, Frame.DATA]
+    assert switch.link("g2").alive
+
+
+FAKE_OUTER = """
+import socket, sys, time
+name, path, lan, proof = sys.argv[1:]
+agent = socket.socket(socket.AF_UNIX)
+agent.bind(path)
+agent.listen()
+line = socket.socket(fileno=int(lan.rpartition("=")[2]))
+line.sendall(name.encode())
+open(proof, "w").write(line.recv(100).decode())
+agent.accept()[0].recv(1)
+time.sleep(100)
+"""
+
+
+def test_hosts_of_a_switch_are_joined_and_end_together(tmp_path):
+    (tmp_path / "run").mkdir()
+    hosts = {}
+    for name in ("host", "host2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / "run" / name).mkdir()
+        socket = str(tmp_path / "run" / name / "agent.sock")
+        hosts[name] = [sys.executable, "-c", FAKE_OUTER, name, socket, f"socket,{LAN}", str(tmp_path / name / "proof")]
+    (tmp_path / "switch.json").write_text(json.dumps({"run_dir": str(tmp_path / "run"), "hosts": hosts}))
+    switch = subprocess.Popen(
+        [sys.executable, "-m", "vmlab.switch", str(tmp_path)], env=dict(os.environ, PYTHONPATH=str(paths.LAB_SOURCE))
+    )
+
+    def wait(look):
+        deadline = time.monotonic() + 20
+        while not look():
+            assert time.monotonic() < deadline and switch.poll() is None
+            time.sleep(0.02)
+
+    try:
+        wait((tmp_path / "run" / "switch.sock").exists)
+        wait(lambda: all((tmp_path / name / "proof").exists() for name in hosts))
+        pids = json.loads((tmp_path / "qemu.pids").read_text())
+        wait(lambda: (tmp_path / "host" / "proof").read_text() == "host2")
+        wait(lambda: (tmp_path / "host2" / "proof").read_text() == "host")
+        # One host is nothing without the other.
+        os.kill(pids["host2"], signal.SIGKILL)
+        switch.wait(20)
+        assert start_time(pids["host"]) is None
+    finally:
+        switch.kill()
+        switch.wait()
+
+
+def test_the_root_of_movable_guests(tmp_path, monkeypatch):
+    assert movable.place(movable.Path("/lib/x/libc.so.6")) == "usr/lib/x/libc.so.6"
+    assert movable.place(movable.Path("/usr/bin/ip")) == "usr/bin/ip"
+    assert any("libc.so" in str(path) for path in movable.libraries(movable.Path("/usr/bin/env")))
+
+    program = tmp_path / "ip"
+    program.write_text("x")
+    program.chmod(0o4755)
+    tree = tmp_path / "tree"
+    for name, text in {
+        "updates/ours.ko": "", "kernel/net/needed.ko": "", "kernel/net/other.ko": "",
+        "modules.dep": "updates/ours.ko: kernel/net/needed.ko\nkernel/net/needed.ko:\nkernel/net/other.ko:\n",
+    }.items():  # fmt: skip
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(text)
+    monkeypatch.setattr(movable, "CACHE", tmp_path)
+    monkeypatch.setattr(movable.kernels, "KERNELS", tmp_path)
+    monkeypatch.setattr(movable, "wanted_files", lambda: {"usr/sbin/ip": program})
+    monkeypatch.setattr(movable, "applets", lambda: ["ip", "cat", "sh"])
+    kernel: Any = SimpleNamespace(release="6.1")
+    archive = movable.build(kernel, tree)
+    with tarfile.open(archive) as found:
+        links = {one.name: one.linkname for one in found if one.issym()}
+        files = {one.name: one.mode for one in found if one.isreg()}
+    assert links == {
+        "bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64",
+        "usr/bin/sh": "busybox", "usr/bin/cat": "busybox",
+    }  # fmt: skip
+    base = "usr/lib/modules/6.1"
+    assert set(files) == {
+        "usr/sbin/ip", f"{base}/modules.dep", f"{base}/updates/ours.ko", f"{base}/kernel/net/needed.ko",
+    }  # fmt: skip
+    assert files["usr/sbin/ip"] == 0o755
+    assert movable.build(kernel, tree) == archive
+    (tree / "updates/ours.ko").write_text("new")
+    assert movable.build(kernel, tree) != archive
+
+
 def test_xen_guest_config(tmp_path):
     text = guest_config(GuestSpec("g1", 1, machine="pvh", extra_args=["maxvcpus = 2"]), tmp_path, tmp_path, tmp_path)
     values: dict[str, object] = {}
@@ -227,6 +496,23 @@ def test_xen_guest_config(tmp_path):
     assert "console=hvc0" in str(values["cmdline"])
     assert values["cpus"] == "all,^0"
     assert values["maxvcpus"] == 2
+    assert "vmlab.layers=xen" in str(values["cmdline"]) and "vmlab.movable" not in str(values["cmdline"])
+
+
+def test_a_xen_guest_that_is_movable_takes_its_root_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(movable, "build", lambda kernel, modules: tmp_path / f"{kernel.release}.tar")
+    monkeypatch.setattr(kernels, "build_initramfs", lambda *_: tmp_path)
+    kernel = kernels.Kernel("6.1", "6.1.0", tmp_path, tmp_path)
+    (tmp_path / "g1").mkdir()
+    for wanted in (True, False):
+        guest: Any = SimpleNamespace(
+            name="g1", inside="/x", lab=SimpleNamespace(directory=tmp_path),
+            spec=GuestSpec("g1", 1, machine="pv", movable=wanted),
+        )  # fmt: skip
+        find_kind("xen").start_script(guest, kernel, tmp_path)
+        words = (tmp_path / "g1" / "xl.cfg").read_text().split()
+        assert (f"vmlab.movable={tmp_path}/6.1.0.tar" in words) == wanted
+        assert ("vmlab.layers=xen" in words) != wanted
 
 
 @pytest.mark.parametrize(("machine", "cpus"), [("pv", "1"), ("pvh", "2")])

@@ -44,6 +44,26 @@ pub enum Request {
         /// name, UUID or identity
         guest: String,
     },
+    /// Make a QEMU guest ready to be migrated or saved: close its channels,
+    /// unplug all devices, and wait for what comes; answers with its [`Guest`].
+    Prepare {
+        /// name, UUID or identity
+        guest: String,
+    },
+    /// Prepare a QEMU guest, and have QEMU migrate it; answers with [`Migrated`]
+    /// when it has left, which may take long.
+    Migrate {
+        /// name, UUID or identity
+        guest: String,
+        /// where to, as QEMU's command `migrate` wants it: `tcp:HOST:PORT`
+        uri: String,
+    },
+    /// Have a guest take part again that was prepared; cancels a migration that
+    /// [`Request::Migrate`] began. Answers with its [`Guest`].
+    Resume {
+        /// name, UUID or identity
+        guest: String,
+    },
     /// Close the channel between two guests; they may ask for it again.
     Close {
         /// name, UUID or identity of one
@@ -192,8 +212,10 @@ pub struct Guest {
     pub pid: u32,
     /// QEMU's machine type; on Xen `xen-pv`, `xen-pvh` or `xen-hvm`
     pub machine: String,
-    /// `attaching`, `attached` (no modules), `ready`, `detaching`; on Xen also
-    /// `leaving` (told to shut down or to suspend) and `detached`
+    /// `attaching`, `attached` (no modules), `ready`, `detaching`; around a
+    /// migration `preparing`, `prepared`, `migrating`, `departed`, `returning`
+    /// and, at the other end, `arriving`; on Xen also `leaving` (told to shut
+    /// down or to suspend) and `detached`
     pub state: String,
     /// version of its modules; empty unless ready
     pub version: String,
@@ -276,6 +298,21 @@ pub struct Stats {
     pub tx_full: u64,
     /// frames dropped
     pub rx_dropped: u64,
+}
+
+/// A migration that has been.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Migrated {
+    /// the guest's name on this host
+    pub guest: String,
+    /// where it went
+    pub to: String,
+    /// how long its channels took to close and its devices to go
+    pub prepare_ms: u64,
+    /// how long QEMU took after that
+    pub total_ms: u64,
+    /// for how long the guest stood still, as QEMU says
+    pub downtime_ms: u64,
 }
 
 /// Something happened.

@@ -78,6 +78,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         Command::Attach { .. }
         | Command::Detach { .. }
         | Command::Close { .. }
+        | Command::Prepare { .. }
+        | Command::Migrate { .. }
+        | Command::Resume { .. }
         | Command::Policy { .. } => {
             anyhow::bail!("this is for hosts, and this is a guest\n  if it is a host too: --host")
         }

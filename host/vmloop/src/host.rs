@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use vmloop_api::{Channel, Client, Event, Guest, Listing, Nic, Request, Stats, Status};
+use vmloop_api::{Channel, Client, Event, Guest, Listing, Migrated, Nic, Request, Stats, Status};
 use vmloopd::policy;
 
 use crate::options::{Command, Options, Policy};
@@ -44,7 +44,8 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
                 (None, guest) => Request::Include { guest: guest.clone().unwrap_or_default() },
             };
             let guest: Guest = agent.call(&request)?;
-            write!(out, "attached to {} ({}", guest.name, guest.machine)?;
+            let verb = if guest.state == "arriving" { "waiting for" } else { "attached to" };
+            write!(out, "{verb} {} ({}", guest.name, guest.machine)?;
             if guest.pid != 0 {
                 write!(out, ", process {}", guest.pid)?;
             }
@@ -56,13 +57,36 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
                     writeln!(out, "  {}: no channels, as {}", nic.mac, nic.blocked)?;
                 }
             }
-            if guest.nics.is_empty() {
+            if guest.nics.is_empty() && guest.state != "arriving" {
                 writeln!(out, "  it has no network interface, and so will have no channels")?;
             }
             Ok(())
         }
         Command::Detach { guest } => {
             let _: Value = agent.call(&Request::Detach { guest: guest.clone() })?;
+            Ok(())
+        }
+        Command::Prepare { guest } => {
+            let _: Guest = agent.call(&Request::Prepare { guest: guest.clone() })?;
+            Ok(())
+        }
+        Command::Migrate { guest, to, json } => {
+            // As long as the machine has memory to send.
+            agent.wait_forever();
+            let done: Migrated =
+                agent.call(&Request::Migrate { guest: guest.clone(), uri: to.clone() })?;
+            if *json {
+                return print_json(out, &done);
+            }
+            writeln!(
+                out,
+                "{} has moved to {}: prepared in {} ms, migrated in {} ms, stood still for {} ms",
+                done.guest, done.to, done.prepare_ms, done.total_ms, done.downtime_ms
+            )?;
+            Ok(())
+        }
+        Command::Resume { guest } => {
+            let _: Guest = agent.call(&Request::Resume { guest: guest.clone() })?;
             Ok(())
         }
         Command::Close { a, b } => {

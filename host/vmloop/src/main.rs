@@ -55,6 +55,9 @@ fn host_only(command: &Command) -> bool {
         Command::Attach { .. }
             | Command::Detach { .. }
             | Command::Close { .. }
+            | Command::Prepare { .. }
+            | Command::Migrate { .. }
+            | Command::Resume { .. }
             | Command::Policy { .. }
     )
 }

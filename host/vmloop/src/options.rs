@@ -49,6 +49,31 @@ pub enum Command {
         /// Name, UUID or identity of the guest
         guest: String,
     },
+    /// Make a QEMU guest ready to be migrated or saved: returns when its channels
+    /// are closed and vmloop's devices are gone. It takes part again by itself if
+    /// the migration fails, is cancelled, or does not come (host)
+    Prepare {
+        /// Name, UUID or identity of the guest
+        guest: String,
+    },
+    /// Prepare a QEMU guest, and migrate it live to a QEMU that waits for it
+    /// (-incoming) (host)
+    Migrate {
+        /// Name, UUID or identity of the guest
+        guest: String,
+        /// HOST, HOST:PORT (49152 if not given), or what QEMU takes, such as unix:PATH
+        #[arg(long, value_name = "DESTINATION", value_parser = destination)]
+        to: String,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Have a prepared guest take part again; a migration that `vmloop migrate`
+    /// began is cancelled (host)
+    Resume {
+        /// Name, UUID or identity of the guest
+        guest: String,
+    },
     /// Close the channel between two guests; they may ask for another (host)
     Close {
         /// Name, UUID or identity of one guest
@@ -127,9 +152,61 @@ pub enum Policy {
     Reload,
 }
 
+/// Port of migrations, as libvirt's first.
+const MIGRATION_PORT: u16 = 49152;
+
+/// The URI that QEMU wants for a host, or for what is one already.
+fn destination(text: &str) -> Result<String, String> {
+    let schemes = ["tcp:", "unix:", "exec:", "fd:", "rdma:", "vsock:"];
+    if schemes.iter().any(|scheme| text.starts_with(scheme)) {
+        return Ok(text.into());
+    }
+    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((host, "")) => (format!("[{host}]"), None),
+        Some((host, rest)) => (format!("[{host}]"), Some(rest.strip_prefix(':').unwrap_or(rest))),
+        None => match text.split_once(':') {
+            Some((_, port)) if port.contains(':') => (format!("[{text}]"), None),
+            Some((host, port)) => (host.to_owned(), Some(port)),
+            None => (text.to_owned(), None),
+        },
+    };
+    let port: u16 = match port {
+        None => MIGRATION_PORT,
+        Some(port) => port.parse().map_err(|_| format!("{port:?} is no port"))?,
+    };
+    if host.is_empty() || host.contains(|c: char| c.is_whitespace() || c == ',') {
+        return Err(format!("{host:?} is no host"));
+    }
+    Ok(format!("tcp:{host}:{port}"))
+}
+
 fn interval(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
         _ => Err("must be a number from 0.1 to 3600".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn destinations() {
+        for (text, uri) in [
+            ("host2", "tcp:host2:49152"),
+            ("host2:4444", "tcp:host2:4444"),
+            ("10.0.0.2", "tcp:10.0.0.2:49152"),
+            ("fd77::2", "tcp:[fd77::2]:49152"),
+            ("[fd77::2]", "tcp:[fd77::2]:49152"),
+            ("[fd77::2]:1", "tcp:[fd77::2]:1"),
+            ("tcp:host2:1", "tcp:host2:1"),
+            ("unix:/run/m.sock", "unix:/run/m.sock"),
+        ] {
+            assert_eq!(destination(text).as_deref(), Ok(uri), "{text}");
+        }
+        for text in ["", ":1", "host2:", "host2:x", "host2:65536", "a b", "[::1]x"] {
+            assert!(destination(text).is_err(), "{text}");
+        }
     }
 }

@@ -23,7 +23,7 @@ use crate::directory::{Member, View, free_tag, routed_number};
 use crate::guest;
 use crate::hypervisor::{Bucket, Command, Connected, Directory, Found, Handle, Key, Machine, Nic};
 use crate::links::{Links, Port};
-use crate::machine::{Taps, format_mac};
+use crate::machine::{Moving, Taps, format_mac};
 use crate::policy::{Policy, Who};
 use crate::state::{self, Saved};
 use crate::xen::{self, Domain};
@@ -147,6 +147,29 @@ pub enum Event {
         /// an error's number
         errno: u32,
     },
+    /// A machine is being migrated to here; it is attached when it runs.
+    Arriving {
+        /// the attachment
+        key: Key,
+        /// the name that it will have
+        name: String,
+        /// what it will be
+        machine: Box<Machine>,
+        /// to be dropped if it is not wanted
+        stop: oneshot::Sender<()>,
+    },
+    /// A guest has no control device any more, and may be migrated, or is.
+    Standby {
+        /// the guest
+        key: Key,
+        /// what QEMU does with it
+        moving: Moving,
+    },
+    /// A guest that stood by stays: its control device comes back.
+    Returning {
+        /// the guest
+        key: Key,
+    },
     /// A guest's task has ended.
     Left {
         /// the guest
@@ -179,8 +202,32 @@ enum Phase {
     /// Connected; the control device is not plugged yet.
     Attaching,
     Attached,
+    /// Channels are being closed, for a migration.
+    Preparing,
+    /// The control device is being unplugged, for a migration.
+    Parting,
+    /// Nothing of ours is in the machine.
+    Standby,
+    /// The control device is being plugged again.
+    Returning,
     /// Channels are being closed, then the control device goes.
     Detaching,
+}
+
+/// Who waits for a guest to be prepared.
+struct Waiter {
+    /// where to migrate it then; None if somebody else does
+    uri: Option<String>,
+    reply: oneshot::Sender<Result<Value, Problem>>,
+}
+
+/// A machine that is being migrated to here.
+struct Arrival {
+    machine: Machine,
+    name: String,
+    path: PathBuf,
+    /// Its task ends when this is dropped.
+    _stop: oneshot::Sender<()>,
 }
 
 struct Hello {
@@ -211,6 +258,12 @@ struct Guest {
     disputes: HashSet<IpAddr>,
     /// Until when it is believed that it will end, or be saved.
     leaving: Option<Instant>,
+    /// When its preparation began.
+    preparing: Instant,
+    /// What QEMU does with it, while it stands by.
+    moving: Moving,
+    /// Whether [`Command::Migrate`] began what it does.
+    ours: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,6 +326,8 @@ pub struct Config {
     pub route: fn(IpAddr) -> Option<u32>,
     /// XenStore, on a Xen host; otherwise guests are QEMUs
     pub xen: Option<xen::store::Store>,
+    /// how long a guest that was prepared waits for its migration
+    pub prepared: Duration,
 }
 
 /// A domain that is there.
@@ -312,6 +367,10 @@ pub struct Broker {
     back_off: HashMap<(u64, u64), BackOff>,
     attaching: HashMap<Key, oneshot::Sender<Result<Value, Problem>>>,
     detaching: HashMap<Key, Vec<oneshot::Sender<Result<Value, Problem>>>>,
+    preparing: HashMap<Key, Vec<Waiter>>,
+    resuming: HashMap<Key, Vec<oneshot::Sender<Result<Value, Problem>>>>,
+    /// Machines that are not guests yet.
+    arriving: HashMap<Key, Arrival>,
     /// Until when clients wait for a guest that is attached or detached.
     patience: HashMap<Key, Instant>,
     collecting: Option<Collecting>,
@@ -348,6 +407,20 @@ fn state_name(state: Option<ChannelState>) -> &'static str {
         Some(ChannelState::Idle) => "idle",
         Some(ChannelState::Closed) => "closed",
         Some(ChannelState::Broken) => "broken",
+    }
+}
+
+fn describe_arrival(arrival: &Arrival) -> api::Guest {
+    api::Guest {
+        name: arrival.name.clone(),
+        id: hex(arrival.machine.id),
+        epoch: hex(arrival.machine.epoch),
+        uuid: arrival.machine.uuid.clone().unwrap_or_default(),
+        qmp: arrival.path.clone(),
+        pid: arrival.machine.pid,
+        machine: arrival.machine.kind_name.clone(),
+        state: "arriving".into(),
+        ..api::Guest::default()
     }
 }
 
@@ -425,6 +498,9 @@ impl Broker {
             back_off: HashMap::new(),
             attaching: HashMap::new(),
             detaching: HashMap::new(),
+            preparing: HashMap::new(),
+            resuming: HashMap::new(),
+            arriving: HashMap::new(),
             patience: HashMap::new(),
             collecting: None,
             recovering: None,
@@ -560,6 +636,7 @@ impl Broker {
             counters: self.counters.clone(),
             taps: self.config.taps,
             retry_until,
+            prepared: self.config.prepared,
         };
         tokio::spawn(task.run());
         Some(key)
@@ -728,6 +805,8 @@ impl Broker {
 
     fn connected(&mut self, connected: Connected) {
         let Connected { key, machine, mut name, found, handle, go } = connected;
+        let arrived = self.arriving.remove(&key).is_some();
+        self.supersede(&machine);
         if self.config.xen.is_some() {
             name = self.domain_name(&machine, &name);
         }
@@ -754,6 +833,9 @@ impl Broker {
             self.name_problem(&name)
         };
         if let Some(problem) = problem {
+            if arrived {
+                warn!(guest = name, %problem, "it has arrived, and uses the standard network only");
+            }
             // Its task may have ended.
             let _ = go.send(Err(problem));
             return;
@@ -777,6 +859,9 @@ impl Broker {
             told: None,
             disputes: HashSet::new(),
             leaving: None,
+            preparing: Instant::now(),
+            moving: Moving::No,
+            ours: false,
         };
         if let Some((waiting, _)) = &mut self.recovering {
             // The control device follows when it is clear which channels stay.
@@ -860,24 +945,298 @@ impl Broker {
 
     fn control_up(&mut self, key: Key) {
         let Some(guest) = self.guests.get_mut(&key) else { return };
-        if guest.phase == Phase::Attaching {
-            guest.phase = Phase::Attached;
-            let (name, machine) = (guest.name.clone(), guest.machine.kind_name.clone());
+        // It may be about to go again, or for good.
+        let known = match guest.phase {
+            Phase::Attaching => false,
+            Phase::Attached | Phase::Standby | Phase::Returning => true,
+            Phase::Preparing | Phase::Parting | Phase::Detaching => return,
+        };
+        let was = std::mem::replace(&mut guest.phase, Phase::Attached);
+        (guest.moving, guest.ours) = (Moving::No, false);
+        let (name, machine) = (guest.name.clone(), guest.machine.kind_name.clone());
+        if !known {
             self.note("guest-attached", &name, "", 0, &machine);
             self.save();
+        } else if was != Phase::Attached {
+            self.note("guest-returned", &name, "", 0, "");
         }
         self.patience.remove(&key);
-        if let Some(reply) = self.attaching.remove(&key) {
-            let value = self.guests.get(&key).map(|guest| self.describe(guest));
+        self.answer_attached(key);
+        self.dirty = true;
+    }
+
+    /// Tells who waits for a guest to be there that it is.
+    fn answer_attached(&mut self, key: Key) {
+        let value = self.guests.get(&key).map(|guest| self.describe(guest));
+        let mut replies = self.resuming.remove(&key).unwrap_or_default();
+        replies.extend(self.attaching.remove(&key));
+        for reply in replies {
             // Fails only if the client hung up.
             let _ = reply.send(Ok(json!(value)));
+        }
+    }
+
+    // ---- migrations
+
+    /// The machine runs here in another QEMU now: the one that it has left is
+    /// no guest any more.
+    fn supersede(&mut self, machine: &Machine) {
+        let left = self.guests.iter().find(|(_, guest)| {
+            guest.machine.id == machine.id
+                && guest.phase == Phase::Standby
+                && guest.moving != Moving::No
+        });
+        let Some((key, guest)) = left else { return };
+        // Fails only if its task has ended.
+        let _ = guest.handle.commands.send(Command::Detach);
+        self.left(*key, None);
+    }
+
+    fn arriving(&mut self, key: Key, name: String, machine: Machine, stop: oneshot::Sender<()>) {
+        if let Some((waiting, _)) = &mut self.recovering {
+            waiting.remove(&key);
+        }
+        let path = self.paths.get(&key).cloned().unwrap_or_default();
+        self.note("guest-arriving", &name, "", 0, &machine.kind_name);
+        let arrival = Arrival { machine, name, path, _stop: stop };
+        self.patience.remove(&key);
+        if let Some(reply) = self.attaching.remove(&key) {
+            // Fails only if the client hung up.
+            let _ = reply.send(Ok(json!(describe_arrival(&arrival))));
+        }
+        self.arriving.insert(key, arrival);
+        self.save();
+    }
+
+    /// Prepares a guest, and migrates it then if there is somewhere to.
+    fn prepare(&mut self, key: Key, waiter: Waiter) {
+        let refuse = |waiter: Waiter, code, text: String, hint: &str| {
+            // Fails only if the client hung up.
+            let _ = waiter.reply.send(Err(Problem::new(code, text).hint(hint)));
+        };
+        let recovering = self.recovering.is_some();
+        let Some(guest) = self.guests.get_mut(&key) else { return };
+        let name = guest.name.clone();
+        if self.config.xen.is_some() {
+            let text = "Xen domains need no preparation".into();
+            return refuse(
+                waiter,
+                "not-qemu",
+                text,
+                "use xl migrate or xl save; the agent notices",
+            );
+        }
+        match guest.phase {
+            Phase::Attaching | Phase::Detaching => {
+                let text = format!("{name} is being attached or detached");
+                return refuse(waiter, "busy", text, "try again when vmloop ls says otherwise");
+            }
+            _ if recovering => {
+                let text = "the agent has just started".into();
+                return refuse(waiter, "busy", text, "try again in a moment");
+            }
+            Phase::Standby if guest.moving != Moving::No => {
+                let text = format!("{name} is being migrated, or has left");
+                return refuse(waiter, "migrating", text, "see vmloop ls");
+            }
+            Phase::Attached => {
+                guest.phase = Phase::Preparing;
+                guest.preparing = Instant::now();
+            }
+            // Its task says so again, or for how long it stays so.
+            Phase::Standby | Phase::Returning => {
+                guest.phase = Phase::Parting;
+                guest.preparing = Instant::now();
+                // Fails only if its task has ended.
+                let _ = guest.handle.commands.send(Command::Prepare);
+            }
+            Phase::Preparing | Phase::Parting => {}
+        }
+        self.preparing.entry(key).or_default().push(waiter);
+        self.patience.insert(key, Instant::now() + PATIENCE);
+        if self.guests.get(&key).is_some_and(|guest| guest.phase == Phase::Preparing) {
+            self.note("guest-preparing", &name, "", 0, "");
+            for channel in self.channels_of(key) {
+                self.part(channel);
+                self.close(channel, shm::VMLOOP_CLOSE_MIGRATION);
+            }
+            self.finish_prepare(key);
         }
         self.dirty = true;
     }
 
+    /// Lets the control device go once the guest has no channel any more.
+    fn finish_prepare(&mut self, key: Key) {
+        let busy = self.has_ends(key);
+        let Some(guest) = self.guests.get_mut(&key) else { return };
+        if guest.phase == Phase::Preparing && !busy && guest.orphans.is_empty() {
+            guest.phase = Phase::Parting;
+            // Fails only if its task has ended.
+            let _ = guest.handle.commands.send(Command::Prepare);
+        }
+    }
+
+    fn answer_prepared(&mut self, key: Key, answer: &Result<Value, Problem>) {
+        for waiter in self.preparing.remove(&key).unwrap_or_default() {
+            // Fails only if the client hung up.
+            let _ = waiter.reply.send(answer.clone());
+        }
+    }
+
+    /// A guest stands by; or QEMU does something else with it.
+    fn standby(&mut self, key: Key, moving: Moving) {
+        let Some(guest) = self.guests.get_mut(&key) else { return };
+        let before = std::mem::replace(&mut guest.moving, moving);
+        match guest.phase {
+            // It was found so: an earlier agent prepared it.
+            Phase::Attaching | Phase::Parting => guest.phase = Phase::Standby,
+            // It hears soon that it is to return, unless it cannot.
+            Phase::Returning if moving != Moving::No => guest.phase = Phase::Standby,
+            Phase::Standby => {}
+            _ => return,
+        }
+        let (began, ours) = (guest.preparing, guest.ours);
+        let name = guest.name.clone();
+        match moving {
+            Moving::No | Moving::In => {
+                let took = format!("after {} ms", began.elapsed().as_millis());
+                self.note("guest-prepared", &name, "", 0, &took);
+            }
+            Moving::Out if before != moving => self.note("guest-migrating", &name, "", 0, ""),
+            Moving::Left if before != moving => self.note("guest-departed", &name, "", 0, ""),
+            Moving::Out | Moving::Left => {}
+        }
+        self.patience.remove(&key);
+        // Clients that attached to it while it was under way.
+        if let Some(reply) = self.attaching.remove(&key) {
+            let value = self.guests.get(&key).map(|guest| self.describe(guest));
+            // Fails only if the client hung up.
+            let _ = reply.send(Ok(json!(value)));
+            self.save();
+        }
+        // Its task cancels what is ours.
+        if moving == Moving::Left || (moving == Moving::Out && !ours) {
+            for reply in self.resuming.remove(&key).unwrap_or_default() {
+                let text = format!("{name} is being migrated, or has left");
+                let problem = Problem::new("migrating", text);
+                // Fails only if the client hung up.
+                let _ = reply.send(Err(problem.hint("whoever began that must cancel it")));
+            }
+        }
+        self.prepared(key, began);
+        self.dirty = true;
+    }
+
+    /// Answers those who waited for it, or does what they wanted.
+    fn prepared(&mut self, key: Key, began: Instant) {
+        let value = self.guests.get(&key).map(|guest| self.describe(guest));
+        for Waiter { uri, reply } in self.preparing.remove(&key).unwrap_or_default() {
+            let Some(guest) = self.guests.get_mut(&key) else { return };
+            match uri {
+                None => {
+                    // Fails only if the client hung up.
+                    let _ = reply.send(Ok(json!(value)));
+                }
+                Some(_) if guest.ours || guest.moving != Moving::No => {
+                    let text = format!("{} is being migrated already", guest.name);
+                    let _ = reply.send(Err(Problem::new("migrating", text).hint("see vmloop ls")));
+                }
+                Some(uri) => {
+                    guest.ours = true;
+                    // Fails only if its task has ended.
+                    let _ = guest.handle.commands.send(Command::Migrate { uri, began, reply });
+                }
+            }
+        }
+    }
+
+    /// Has a guest take part again that was prepared, or is about to be.
+    fn resume(&mut self, key: Key, reply: oneshot::Sender<Result<Value, Problem>>) {
+        let Some(guest) = self.guests.get_mut(&key) else { return };
+        let name = guest.name.clone();
+        let problem = match guest.phase {
+            Phase::Attached => None,
+            Phase::Preparing | Phase::Parting | Phase::Returning => {
+                self.call_off(key, "resumed");
+                None
+            }
+            Phase::Standby
+                if guest.moving == Moving::No || (guest.moving == Moving::Out && guest.ours) =>
+            {
+                // Fails only if its task has ended.
+                let _ = guest.handle.commands.send(Command::Resume);
+                None
+            }
+            Phase::Standby => Some(
+                Problem::new("migrating", format!("{name} is being migrated, or has left"))
+                    .hint("whoever began that must cancel it"),
+            ),
+            Phase::Attaching | Phase::Detaching => Some(
+                Problem::new("busy", format!("{name} is being attached or detached"))
+                    .hint("try again when vmloop ls says otherwise"),
+            ),
+        };
+        if let Some(problem) = problem {
+            // Fails only if the client hung up.
+            let _ = reply.send(Err(problem));
+            return;
+        }
+        self.resuming.entry(key).or_default().push(reply);
+        if self.guests.get(&key).is_some_and(|guest| guest.phase == Phase::Attached) {
+            self.answer_attached(key);
+        } else {
+            self.patience.insert(key, Instant::now() + PATIENCE);
+        }
+    }
+
+    /// Ends a preparation that is not done.
+    fn call_off(&mut self, key: Key, why: &str) {
+        let Some(guest) = self.guests.get_mut(&key) else { return };
+        let name = guest.name.clone();
+        match guest.phase {
+            // Its task knows of nothing.
+            Phase::Preparing => guest.phase = Phase::Attached,
+            Phase::Parting => {
+                guest.phase = Phase::Returning;
+                // Fails only if its task has ended.
+                let _ = guest.handle.commands.send(Command::Resume);
+            }
+            _ => return,
+        }
+        self.note("guest-returning", &name, "", 0, why);
+        let text = format!("the preparation of {name} was called off: {why}");
+        let problem = Problem::new("called-off", text).hint(
+            "a guest that is stopped, or has not booted yet, keeps its devices; see vmloop ls",
+        );
+        self.answer_prepared(key, &Err(problem));
+        self.dirty = true;
+    }
+
+    fn returning(&mut self, key: Key) {
+        let Some(guest) = self.guests.get_mut(&key) else { return };
+        if guest.phase == Phase::Standby {
+            guest.phase = Phase::Returning;
+            (guest.moving, guest.ours) = (Moving::No, false);
+            let name = guest.name.clone();
+            self.note("guest-returning", &name, "", 0, "it was not migrated");
+        }
+    }
+
+    // ---- the end of guests
+
     fn left(&mut self, key: Key, problem: Option<Problem>) {
         self.paths.remove(&key);
         self.patience.remove(&key);
+        if let Some(arrival) = self.arriving.remove(&key) {
+            self.note("guest-gone", &arrival.name, "", 0, "it did not arrive");
+            self.save();
+        }
+        let gone = || Problem::new("gone", "the machine has ended");
+        self.answer_prepared(key, &Err(gone()));
+        for reply in self.resuming.remove(&key).unwrap_or_default() {
+            // Fails only if the client hung up.
+            let _ = reply.send(Err(gone()));
+        }
         if let Some((waiting, _)) = &mut self.recovering {
             waiting.remove(&key);
         }
@@ -908,7 +1267,7 @@ impl Broker {
         }
         if guest.phase == Phase::Detaching {
             self.note("guest-detached", &guest.name, "", 0, "");
-        } else if guest.phase == Phase::Attached {
+        } else if guest.phase != Phase::Attaching {
             self.counters.guests_gone.add(1);
             self.note("guest-gone", &guest.name, "", 0, "");
         }
@@ -957,7 +1316,9 @@ impl Broker {
             .iter()
             .filter_map(|key| self.guests.get(key))
             .filter(|guest| guest.phase != Phase::Detaching)
-            .map(|guest| Saved { qmp: guest.path.clone(), name: Some(guest.name.clone()) })
+            .map(|guest| (&guest.path, &guest.name))
+            .chain(self.arriving.values().map(|arrival| (&arrival.path, &arrival.name)))
+            .map(|(qmp, name)| Saved { qmp: qmp.clone(), name: Some(name.clone()) })
             .collect();
         if let Err(error) = state::write(&self.config.state, &guests) {
             error!(file = %self.config.state.display(), %error, "soft state");
@@ -983,6 +1344,20 @@ impl Broker {
             })
     }
 
+    /// Leaves a machine alone that has not arrived yet; None if there is none.
+    fn turn_away(&mut self, text: &str) -> Option<Value> {
+        let wanted = text.to_ascii_lowercase();
+        let arriving = self.arriving.iter().find(|(_, arrival)| {
+            arrival.name == text
+                || arrival.machine.uuid.as_deref() == Some(&*wanted)
+                || hex(arrival.machine.id) == wanted
+        });
+        let key = *arriving?.0;
+        self.arriving.remove(&key);
+        self.save();
+        Some(Value::Null)
+    }
+
     fn detach(&mut self, key: Key, reply: oneshot::Sender<Result<Value, Problem>>) {
         let Some(guest) = self.guests.get_mut(&key) else { return };
         guest.phase = Phase::Detaching;
@@ -991,19 +1366,28 @@ impl Broker {
         for channel in self.channels_of(key) {
             self.close(channel, shm::VMLOOP_CLOSE_DETACH);
         }
+        let called_off = Problem::new("called-off", "the guest is detached");
+        self.answer_prepared(key, &Err(called_off.clone()));
+        for reply in self.resuming.remove(&key).unwrap_or_default() {
+            // Fails only if the client hung up.
+            let _ = reply.send(Err(called_off.clone()));
+        }
         self.save();
         self.dirty = true;
         self.finish_detach(key);
     }
 
+    /// Whether a guest has an end of a channel.
+    fn has_ends(&self, key: Key) -> bool {
+        self.channels
+            .values()
+            .any(|channel| channel.side_of(key).is_some_and(|side| !channel.sides[side].gone))
+    }
+
     /// Lets the control device go once the guest has no channel any more.
     fn finish_detach(&self, key: Key) {
         let Some(guest) = self.guests.get(&key) else { return };
-        let busy = self
-            .channels
-            .values()
-            .any(|channel| channel.side_of(key).is_some_and(|side| !channel.sides[side].gone));
-        if guest.phase == Phase::Detaching && !busy {
+        if guest.phase == Phase::Detaching && !self.has_ends(key) {
             // Fails only if its task has ended.
             let _ = guest.handle.commands.send(Command::Detach);
         }
@@ -1404,6 +1788,7 @@ impl Broker {
                 channel.sides[side].gone = true;
                 let guest = channel.sides[side].guest;
                 self.finish_detach(guest);
+                self.finish_prepare(guest);
             }
             News::Gone => {
                 if let Some(channel) = self.channels.remove(&key) {
@@ -1466,6 +1851,7 @@ impl Broker {
         }
         for side in &channel.sides {
             self.finish_detach(side.guest);
+            self.finish_prepare(side.guest);
         }
         self.dirty = true;
     }
@@ -1610,7 +1996,9 @@ impl Broker {
             self.patience.iter().filter(|(_, until)| **until <= now).map(|(key, _)| *key).collect();
         for key in late {
             self.patience.remove(&key);
+            self.call_off(key, &format!("not done after {} s", PATIENCE.as_secs()));
             let mut replies = self.detaching.remove(&key).unwrap_or_default();
+            replies.extend(self.resuming.remove(&key).unwrap_or_default());
             replies.extend(self.attaching.remove(&key));
             for reply in replies {
                 // Fails only if the client hung up.
@@ -1717,6 +2105,11 @@ impl Broker {
                     self.dirty = true;
                 }
             }
+            Event::Arriving { key, name, machine, stop } => {
+                self.arriving(key, name, *machine, stop);
+            }
+            Event::Standby { key, moving } => self.standby(key, moving),
+            Event::Returning { key } => self.returning(key),
             Event::Left { key, problem } => self.left(key, problem),
             Event::Channel { key, news } => self.channel_news(key, news),
             Event::Unplugged { key, tag } => self.unplugged(key, tag),
@@ -1724,6 +2117,7 @@ impl Broker {
                 if let Some(guest) = self.guests.get_mut(&key) {
                     guest.orphans.remove(&tag);
                 }
+                self.finish_prepare(key);
             }
             Event::Links(links) => {
                 // An interface of a guest may be another one now.
@@ -1755,6 +2149,27 @@ impl Broker {
             Request::Detach { guest } => match self.find(&guest) {
                 Ok(key) => {
                     self.detach(key, reply);
+                    return;
+                }
+                Err(problem) => self.turn_away(&guest).ok_or(problem),
+            },
+            Request::Prepare { guest } => match self.find(&guest) {
+                Ok(key) => {
+                    self.prepare(key, Waiter { uri: None, reply });
+                    return;
+                }
+                Err(problem) => Err(problem),
+            },
+            Request::Migrate { guest, uri } => match self.find(&guest) {
+                Ok(key) => {
+                    self.prepare(key, Waiter { uri: Some(uri), reply });
+                    return;
+                }
+                Err(problem) => Err(problem),
+            },
+            Request::Resume { guest } => match self.find(&guest) {
+                Ok(key) => {
+                    self.resume(key, reply);
                     return;
                 }
                 Err(problem) => Err(problem),
@@ -1842,6 +2257,13 @@ impl Broker {
                 Phase::Attached if guest.leaving.is_some() => "leaving",
                 Phase::Attached if hello.is_some() => "ready",
                 Phase::Attached => "attached",
+                Phase::Preparing | Phase::Parting => "preparing",
+                Phase::Standby => match guest.moving {
+                    Moving::No | Moving::In => "prepared",
+                    Moving::Out => "migrating",
+                    Moving::Left => "departed",
+                },
+                Phase::Returning => "returning",
                 Phase::Detaching => "detaching",
             }
             .into(),
@@ -1900,6 +2322,7 @@ impl Broker {
                 ..api::Guest::default()
             }
         }));
+        guests.extend(self.arriving.values().map(describe_arrival));
         guests.sort_by(|a, b| a.name.cmp(&b.name));
         let side = |side: &ChannelSide| api::Side {
             guest: side.name.clone(),

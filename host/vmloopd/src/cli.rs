@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
@@ -168,6 +169,7 @@ async fn main(config: Config, hypervisor: Hypervisor) -> anyhow::Result<()> {
             taps: machine::taps,
             route: routes::interface_to,
             xen: store.clone(),
+            prepared: Duration::from_secs(config.prepared_s.into()),
         },
         counters,
     )?;

@@ -34,6 +34,9 @@ pub struct Config {
     pub watch: Vec<String>,
     /// guests to attach to as they appear
     pub guest: Vec<GuestConfig>,
+    /// for how many seconds a guest that was prepared for a migration waits for
+    /// it, 1 to 86400
+    pub prepared_s: u32,
 }
 
 impl Default for Config {
@@ -45,6 +48,7 @@ impl Default for Config {
             metrics: None,
             watch: Vec::new(),
             guest: Vec::new(),
+            prepared_s: 60,
         }
     }
 }
@@ -66,6 +70,13 @@ impl Config {
             let start = error.span().unwrap_or(0..0).start.min(text.len());
             (text[..start].matches('\n').count() + 1, error.message().to_owned())
         })?;
+        if !(1..=86400).contains(&config.prepared_s) {
+            let line = text.lines().position(|line| line.starts_with("prepared_s"));
+            return Err((
+                line.map_or(1, |line| line + 1),
+                format!("prepared_s: {} must be from 1 to 86400", config.prepared_s),
+            ));
+        }
         for pattern in &config.watch {
             if !pattern.starts_with('/') {
                 let line = text.lines().position(|line| line.contains(pattern.as_str()));
@@ -93,5 +104,7 @@ mod tests {
         assert_eq!(config.guest.len(), 1);
         assert!(Config::parse("\nwatch = ['x/*']").is_err_and(|(line, _)| line == 2));
         assert!(Config::parse("\n\nwach = []").is_err_and(|(line, _)| line == 3));
+        assert_eq!(Config::parse("prepared_s = 5").expect("a configuration").prepared_s, 5);
+        assert!(Config::parse("metrics = ''\nprepared_s = 0").is_err_and(|(line, _)| line == 2));
     }
 }

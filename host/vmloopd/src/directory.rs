@@ -210,12 +210,13 @@ impl<'a> View<'a> {
 
     /// The directory of member `of`. `tag` says which channel leads from one
     /// member to another; 0 for none. Members that are not ready are left out,
-    /// unless a channel leads to them.
+    /// unless a channel leads to them; and to one that is not ready itself, as
+    /// it may wake up on another host, all are, its own interfaces too.
     pub fn directory(&self, of: usize, tag: &dyn Fn(usize, usize) -> u32) -> Vec<DirectoryEntry> {
         let mut entries = Vec::new();
         for (index, peer) in self.members.iter().enumerate() {
             let tag = if index == of { 0 } else { tag(of, index) };
-            if !peer.ready && tag == 0 {
+            if !(peer.ready && self.members[of].ready) && tag == 0 {
                 continue;
             }
             for Pair { ours, theirs, routed } in self.links(of, index) {
@@ -247,7 +248,9 @@ impl<'a> View<'a> {
                 });
             }
         }
-        entries.extend(self.own(of));
+        if self.members[of].ready {
+            entries.extend(self.own(of));
+        }
         entries
     }
 
@@ -396,6 +399,17 @@ mod tests {
         let policy = Policy::default();
         let view = View::new(&members, &policy);
         let entries = view.directory(0, &|_, _| 9);
+        assert_eq!((entries.len(), entries[0].tag), (1, 9));
+    }
+
+    #[test]
+    fn a_member_that_is_not_ready_is_told_of_nobody() {
+        let mut members = [routed(1, port(1, 0)), routed(2, port(2, 0))];
+        assert_eq!(directory(&members, ROUTED, 0).len(), 2);
+        members[0].ready = false;
+        assert!(directory(&members, ROUTED, 0).is_empty(), "not of itself either");
+        let policy = Policy::parse(ROUTED, "p").expect("a policy");
+        let entries = View::new(&members, &policy).directory(0, &|_, _| 9);
         assert_eq!((entries.len(), entries[0].tag), (1, 9));
     }
 

@@ -25,8 +25,9 @@ use crate::broker::Event;
 use crate::counters::Counters;
 use crate::device::{self, Plugged, Slots, Spec};
 use crate::hypervisor::{Bucket, Command, Connected, Directory, Handle, Key, Place};
-use crate::machine::{self, CONTROL, Taps};
+use crate::machine::{self, CONTROL, Moving, Taps};
 use crate::qmp::{self, Qmp};
+use crate::standby::{self, Standby};
 
 /// Messages taken before others get their turn.
 const BATCH: usize = 64;
@@ -34,6 +35,9 @@ const BATCH: usize = 64;
 const WAITING: usize = 1024;
 /// A broken control device is replaced no more often than this.
 const REPLACE: Duration = Duration::from_secs(5);
+/// How soon a guest that stays after all is tried again: QEMU may still be busy
+/// with the migration that was cancelled.
+const RETURN: Duration = Duration::from_millis(200);
 
 /// A control device that is plugged.
 struct Control {
@@ -135,6 +139,7 @@ type Events = broadcast::Receiver<qmp::Event>;
 /// Why a guest's task stops serving a control device.
 enum End {
     Detach,
+    Prepare,
     MachineGone,
     Broken(Broken),
     Failed(io::Error),
@@ -159,6 +164,8 @@ pub struct Task {
     /// Until when to try again if QEMU does not answer: the connection of an
     /// earlier agent may have just ended, on a host that is busy.
     pub retry_until: Option<Instant>,
+    /// how long a guest that is prepared waits for its migration
+    pub prepared: Duration,
 }
 
 fn qmp_problem(error: &qmp::Error) -> Problem {
@@ -178,7 +185,7 @@ fn machine_problem(error: &machine::Error) -> Problem {
         machine::Error::Qmp(error) => return qmp_problem(error),
         machine::Error::NoIvshmem(_) => "no-ivshmem",
         machine::Error::Machine(_) => "machine-type",
-        machine::Error::Migrating(_) => "migrating",
+        machine::Error::Replicated(_) => "replicated",
         machine::Error::Process(..) => "process",
     };
     Problem::new(code, error.to_string()).hint(error.hint())
@@ -228,6 +235,20 @@ impl Task {
             warn!(guest = name, "runs without KVM: slow, but all the same otherwise");
         }
         let gone = pidfd(machine.pid);
+        let mut moving = discovered.migration.moving;
+        if moving == Moving::In {
+            let (stop, stopped) = oneshot::channel();
+            let arriving = Event::Arriving {
+                key: self.key,
+                name: name.clone(),
+                machine: Box::new(machine.clone()),
+                stop,
+            };
+            // Fails only when the agent ends.
+            let _ = self.events.send(arriving).await;
+            standby::arrive(&qmp, gone.as_ref(), stopped).await?;
+            moving = Moving::No;
+        }
 
         let slots = Slots::new(qmp.clone(), discovered.kind);
         let (commands, inbox) = mpsc::unbounded_channel();
@@ -269,6 +290,8 @@ impl Task {
 
         let mut serving = Serving {
             key: self.key,
+            name,
+            prepared: self.prepared,
             pid: machine.pid,
             qmp,
             slots,
@@ -280,7 +303,7 @@ impl Task {
             taps: self.taps,
             outbox: Outbox::default(),
         };
-        serving.run().await
+        serving.run(moving).await
     }
 }
 
@@ -293,6 +316,8 @@ fn pidfd(pid: u32) -> Option<AsyncFd<OwnedFd>> {
 
 struct Serving {
     key: Key,
+    name: String,
+    prepared: Duration,
     pid: u32,
     qmp: Qmp,
     slots: Slots,
@@ -307,24 +332,47 @@ struct Serving {
 
 impl Serving {
     /// Returns when the guest is detached or gone; a problem only if it never
-    /// had a control device.
-    async fn run(&mut self) -> Result<(), Problem> {
+    /// had a control device. `moving` if it was found on its way.
+    async fn run(&mut self, moving: Moving) -> Result<(), Problem> {
         let mut first = true;
+        let mut pause = REPLACE;
+        let mut stand_by = moving != Moving::No;
         loop {
+            if stand_by {
+                if self.stand_by().await == standby::End::Over {
+                    return Ok(());
+                }
+                stand_by = false;
+                first = false;
+                pause = RETURN;
+            }
             let plugged_at = Instant::now();
             let mut qemu = self.qmp.events();
             let mut control = match Control::plug(&self.slots).await {
                 Ok(control) => control,
-                Err(error) if first => return Err(device_problem(&error)),
                 Err(error) => {
-                    warn!(key = self.key, %error, "control device; trying again");
-                    if self.wait_until(plugged_at + REPLACE).await {
-                        return Ok(());
+                    // Whoever migrates need not ask us: it may have begun now.
+                    stand_by = machine::migration(&self.qmp)
+                        .await
+                        .is_ok_and(|now| matches!(now.moving, Moving::Out | Moving::Left));
+                    if stand_by {
+                        continue;
                     }
+                    if first {
+                        return Err(device_problem(&error));
+                    }
+                    warn!(key = self.key, %error, "control device; trying again");
+                    match self.wait_until(plugged_at + pause).await {
+                        Waited::Enough => {}
+                        Waited::Prepare => stand_by = true,
+                        Waited::Over => return Ok(()),
+                    }
+                    pause = REPLACE;
                     continue;
                 }
             };
             first = false;
+            pause = REPLACE;
             self.tell(Event::ControlUp { key: self.key }).await;
             let end = self.serve(&mut control, &mut qemu).await;
             self.tell(Event::Away { key: self.key }).await;
@@ -334,7 +382,7 @@ impl Serving {
                     self.qmp.abandon();
                     return Ok(());
                 }
-                End::Detach => {}
+                End::Detach | End::Prepare => {}
                 End::Broken(error) => {
                     self.counters.control_broken.add(1);
                     warn!(key = self.key, %error, "replacing the control device");
@@ -351,10 +399,30 @@ impl Serving {
                     warn!(key, "the guest keeps its control device");
                 })
                 .await;
-            if matches!(end, End::Detach) || self.wait_until(plugged_at + REPLACE).await {
-                return Ok(());
+            let waited = match end {
+                End::Detach => return Ok(()),
+                End::Prepare => Waited::Prepare,
+                _ => self.wait_until(plugged_at + REPLACE).await,
+            };
+            match waited {
+                Waited::Enough => {}
+                Waited::Prepare => stand_by = true,
+                Waited::Over => return Ok(()),
             }
         }
+    }
+
+    async fn stand_by(&mut self) -> standby::End {
+        let standby = Standby {
+            key: self.key,
+            name: &self.name,
+            qmp: &self.qmp,
+            process: self.gone.as_ref(),
+            inbox: &mut self.inbox,
+            events: &self.events,
+            patience: self.prepared,
+        };
+        standby.run().await
     }
 
     async fn tell(&self, event: Event) {
@@ -362,15 +430,16 @@ impl Serving {
         let _ = self.events.send(event).await;
     }
 
-    /// Waits; true if the guest is to be detached, or gone.
-    async fn wait_until(&mut self, deadline: Instant) -> bool {
+    /// Waits, without a control device.
+    async fn wait_until(&mut self, deadline: Instant) -> Waited {
         loop {
             tokio::select! {
-                () = sleep_until(deadline) => return false,
-                () = self.qmp.closed() => return true,
+                () = sleep_until(deadline) => return Waited::Enough,
+                () = self.qmp.closed() => return Waited::Over,
                 command = self.inbox.recv() => match command {
-                    None | Some(Command::Detach) => return true,
-                    Some(_) => {}
+                    None | Some(Command::Detach) => return Waited::Over,
+                    Some(Command::Prepare) => return Waited::Prepare,
+                    Some(command) => refuse(command),
                 },
             }
         }
@@ -484,6 +553,20 @@ impl Serving {
                 () = ended(self.gone.as_ref()) => return Ok(End::MachineGone),
                 command = self.inbox.recv() => match command {
                     None | Some(Command::Detach) => return Ok(End::Detach),
+                    Some(Command::Prepare) => {
+                        // What it knows is not to come along, and the broker's
+                        // last directory may be on its way yet. A guest that has
+                        // no room for two more messages does not read them either.
+                        if connected && !was_reset {
+                            self.outbox.start_directory(Arc::default());
+                            self.outbox.flush(&mut control.region)?;
+                            if control.region.sent() {
+                                control.ring();
+                            }
+                        }
+                        return Ok(End::Prepare);
+                    }
+                    Some(command @ (Command::Migrate { .. } | Command::Resume)) => refuse(command),
                     Some(Command::Rescan) => self.rescan(),
                     Some(Command::Send(message)) => self.outbox.push(message),
                     Some(Command::Welcome { message, .. }) => {
@@ -503,8 +586,11 @@ impl Serving {
                     }
                 }
                 event = qemu.recv() => match event {
-                    Ok(event) if event.name == "RESET" && connected => {
-                        // Its memory still says what it said before.
+                    Ok(event)
+                        if matches!(event.name.as_str(), "RESET" | "SHUTDOWN") && connected =>
+                    {
+                        // Its memory still says what it said before; and a QEMU may
+                        // stay when its machine has been shut down.
                         connected = false;
                         was_reset = true;
                         self.tell(Event::Away { key: self.key }).await;
@@ -543,8 +629,25 @@ impl Serving {
     }
 }
 
+/// What came of waiting.
+enum Waited {
+    Enough,
+    Prepare,
+    /// It is to be detached, or gone.
+    Over,
+}
+
+/// A command that came too late.
+fn refuse(command: Command) {
+    if let Command::Migrate { reply, .. } = command {
+        // Fails only if the client hung up.
+        let _ = reply
+            .send(Err(Problem::new("busy", "it has just gone back to work").hint("try again")));
+    }
+}
+
 /// Returns when the process has ended; never without a pidfd.
-async fn ended(pidfd: Option<&AsyncFd<OwnedFd>>) {
+pub async fn ended(pidfd: Option<&AsyncFd<OwnedFd>>) {
     match pidfd {
         // An error is no news about the process.
         Some(fd) if fd.readable().await.is_ok() => {}

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use vmloop_abi::message::{AgentMessage, DirectoryEntry};
@@ -78,6 +79,20 @@ pub enum Command {
     Send(AgentMessage),
     /// Look for interfaces again.
     Rescan,
+    /// Unplug the control device, and stand by for a migration; QEMU only.
+    Prepare,
+    /// Begin a migration, of a guest that is prepared.
+    Migrate {
+        /// where to, as QEMU wants to hear it
+        uri: String,
+        /// when its preparation began
+        began: Instant,
+        /// how it went
+        reply: oneshot::Sender<Result<Value, Problem>>,
+    },
+    /// Plug the control device again; a migration that [`Command::Migrate`]
+    /// began is cancelled before.
+    Resume,
     /// Leave the guest alone, and end.
     Detach,
 }

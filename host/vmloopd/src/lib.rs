@@ -5,7 +5,7 @@
 //!
 //! `broker` decides; a task for each guest (`guest` on QEMU, `xen::guest`) and
 //! each channel (`channel`, `xen::channel`) does what takes time; `hypervisor`
-//! is what the two kinds have in common. What guests write is checked in
+//! is what the two kinds have in common; `standby` waits for migrations. What guests write is checked in
 //! `vmloop_abi` and `xen::nodes`, and limited in their tasks. See
 //! docs/agent.md.
 
@@ -25,6 +25,7 @@ pub mod policy;
 pub mod qmp;
 pub mod routes;
 pub mod server;
+pub mod standby;
 pub mod state;
 pub mod watch;
 pub mod xen;

@@ -32,9 +32,9 @@ pub enum Error {
     /// Devices cannot be plugged into this kind of machine.
     #[error("machines of type {0} are not supported")]
     Machine(String),
-    /// The machine waits for an incoming migration or is about to leave.
-    #[error("the machine is migrating ({0})")]
-    Migrating(String),
+    /// The machine lives on two hosts at once.
+    #[error("the machine is replicated ({0})")]
+    Replicated(String),
     /// Its process cannot be looked at.
     #[error("process {0} of this QEMU: {1}")]
     Process(u32, io::Error),
@@ -49,7 +49,7 @@ impl Error {
                 "use a QEMU that was built with CONFIG_IVSHMEM_DEVICE, as distributions do"
             }
             Self::Machine(_) => "use -machine pc or -machine q35",
-            Self::Migrating(_) => "attach again when the migration is over",
+            Self::Replicated(_) => "its memory cannot be shared; end COLO first",
             Self::Process(..) => {
                 "vmloopd must run on the same host, as root, outside of any PID namespace"
             }
@@ -75,6 +75,77 @@ pub struct Discovered {
     pub kind: Kind,
     /// whether it runs under KVM
     pub kvm: bool,
+    /// whether it is on its way
+    pub migration: Migration,
+}
+
+/// Whether a machine is on its way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Moving {
+    /// It is here, and stays.
+    #[default]
+    No,
+    /// A migration, or a save, is under way: no device can be plugged or
+    /// unplugged.
+    Out,
+    /// It went on elsewhere, or was saved: what is here stands still.
+    Left,
+    /// It has not arrived yet.
+    In,
+}
+
+/// What a QEMU says about a migration; of an old one, while there is no other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Migration {
+    /// whether it is under way
+    pub moving: Moving,
+    /// whether the machine runs
+    pub running: bool,
+    /// QEMU's word for the migration; empty if there never was one
+    pub status: String,
+    /// QEMU's text for why it failed; may be empty
+    pub error: String,
+    /// how long it took, once it is over
+    pub total_ms: u64,
+    /// for how long the machine stood still, once it is over
+    pub downtime_ms: u64,
+}
+
+impl Migration {
+    fn parse(run: &Value, migrate: &Value) -> Self {
+        let text = |value: &Value, key: &str| value[key].as_str().unwrap_or_default().to_owned();
+        let (run, status) = (text(run, "status"), text(migrate, "status"));
+        let moving = match (run.as_str(), status.as_str()) {
+            ("inmigrate", _) => Moving::In,
+            // A new state of a newer QEMU is one in which it is under way.
+            (_, status)
+                if !matches!(status, "" | "none" | "cancelled" | "failed" | "completed") =>
+            {
+                Moving::Out
+            }
+            ("postmigrate" | "finish-migrate", _) => Moving::Left,
+            _ => Moving::No,
+        };
+        Self {
+            moving,
+            running: run == "running",
+            status,
+            error: text(migrate, "error-desc"),
+            total_ms: migrate["total-time"].as_u64().unwrap_or(0),
+            downtime_ms: migrate["downtime"].as_u64().unwrap_or(0),
+        }
+    }
+}
+
+/// Asks whether a machine is on its way.
+///
+/// # Errors
+/// Those of [`Qmp::execute`].
+pub async fn migration(qmp: &Qmp) -> Result<Migration, qmp::Error> {
+    // In this order: what has just ended is not taken for what still runs.
+    let migrate = qmp.execute("query-migrate", json!({})).await?;
+    let run = qmp.execute("query-status", json!({})).await?;
+    Ok(Migration::parse(&run, &migrate))
 }
 
 /// Identity of a guest: eight bytes of a hash of what makes it unique.
@@ -122,15 +193,9 @@ pub async fn discover(qmp: &Qmp, pid: u32, taps: Taps) -> Result<Discovered, Err
         return Err(Error::NoIvshmem(version));
     }
 
-    let status = qmp.execute("query-status", nothing()).await?;
-    let status = status["status"].as_str().unwrap_or_default();
-    if matches!(status, "inmigrate" | "postmigrate" | "finish-migrate" | "colo") {
-        return Err(Error::Migrating(status.into()));
-    }
-    let migration = qmp.execute("query-migrate", nothing()).await?;
-    let migration = migration["status"].as_str().unwrap_or("none");
-    if !matches!(migration, "none" | "cancelled" | "failed" | "completed") {
-        return Err(Error::Migrating(migration.into()));
+    let migration = migration(qmp).await?;
+    if migration.status == "colo" {
+        return Err(Error::Replicated(migration.status));
     }
 
     let kind_name = qmp.get_text("/machine", "type").await?;
@@ -162,6 +227,7 @@ pub async fn discover(qmp: &Qmp, pid: u32, taps: Taps) -> Result<Discovered, Err
         machine: Machine { uuid, name, kind_name, pid, id, epoch, nics },
         kind,
         kvm: kvm["enabled"].as_bool().unwrap_or(false),
+        migration,
     })
 }
 
@@ -514,6 +580,28 @@ mod tests {
         assert_eq!(parse_start_time(stat), Some(123_456));
         assert_eq!(parse_start_time("nothing"), None);
         assert!(start_time(std::process::id()).is_ok_and(|ticks| ticks > 0));
+    }
+
+    #[test]
+    fn machines_on_their_way() {
+        let moving = |run: &str, status: &str| {
+            Migration::parse(&json!({"status": run}), &json!({"status": status})).moving
+        };
+        assert_eq!(Migration::parse(&json!({"status": "running"}), &json!({})).moving, Moving::No);
+        for over in ["none", "failed", "cancelled", "completed"] {
+            assert_eq!(moving("running", over), Moving::No, "{over}");
+        }
+        for under_way in ["setup", "active", "pre-switchover", "device", "cancelling", "novel"] {
+            assert_eq!(moving("running", under_way), Moving::Out, "{under_way}");
+        }
+        assert_eq!(moving("finish-migrate", "device"), Moving::Out);
+        assert_eq!(moving("postmigrate", "completed"), Moving::Left);
+        assert_eq!(moving("inmigrate", "active"), Moving::In);
+        let over = Migration::parse(
+            &json!({"status": "postmigrate"}),
+            &json!({"status": "completed", "total-time": 1200, "downtime": 31}),
+        );
+        assert_eq!((over.total_ms, over.downtime_ms, over.running), (1200, 31, false));
     }
 
     #[test]

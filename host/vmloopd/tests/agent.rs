@@ -7,42 +7,14 @@ mod fake;
 use std::fs::File;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use fake::agent::{Agent, link, meet};
 use fake::{Modules, Qemu, wait};
-use serde_json::Value;
-use tokio::runtime::Runtime;
-use tokio::sync::mpsc;
 use vmloop_abi::shm;
-use vmloop_api::{Listing, Problem, Request};
-use vmloopd::broker::{Broker, Config, Event};
-use vmloopd::counters::Counters;
+use vmloop_api::Request;
+use vmloopd::broker::Event;
 use vmloopd::links::{Link, Links};
-use vmloopd::server;
-
-struct Agent {
-    runtime: Runtime,
-    events: mpsc::Sender<Event>,
-}
-
-/// A bridge with the taps of guests 1 to 9.
-fn network() -> Links {
-    let bridge = Link { name: "br0".into(), up: true, bridge: true, ..Link::default() };
-    let taps = (1..10).map(|number| {
-        let tap = Link {
-            name: format!("tap{number}"),
-            mtu: 1500,
-            up: true,
-            master: 100,
-            forwarding: true,
-            ..Link::default()
-        };
-        (number, tap)
-    });
-    Links::new(taps.chain([(100, bridge)]))
-}
 
 /// Address of the host on a bridge.
 fn gateway(bridge: u32) -> [u8; 6] {
@@ -113,86 +85,6 @@ fn ips(peer: &shm::Peer) -> Vec<String> {
 
 const ROUTED: &str = "idle_ms = 0\n[[routed]]\nname = 'all'\nmembers = ['g*']\n\
     interfaces = ['br?', 'tap*']\nallow_ips = ['10.0.0.0/8', 'fd00::/16']\n";
-
-impl Agent {
-    fn start(directory: &Path) -> Self {
-        let runtime = Runtime::new().expect("a runtime");
-        let config = Config {
-            policy: directory.join("policy.toml"),
-            state: directory.join("guests.json"),
-            taps: |_| (1..10).map(|number| (number, format!("tap{number}"))).collect(),
-            route,
-            xen: None,
-        };
-        let (broker, events, inbox) =
-            Broker::new(config, Arc::new(Counters::default())).expect("a broker");
-        runtime.spawn(broker.run(inbox));
-        let agent = Self { runtime, events };
-        agent.send(Event::Links(network()));
-        agent
-    }
-
-    fn send(&self, event: Event) {
-        assert!(self.events.blocking_send(event).is_ok(), "the broker has ended");
-    }
-
-    fn ask(&self, request: Request) -> Result<Value, Problem> {
-        self.runtime.block_on(server::ask(&self.events, request))
-    }
-
-    fn attach(&self, qemu: &Qemu) {
-        self.ask(Request::Attach { qmp: qemu.path.clone(), name: None }).expect("attached");
-    }
-
-    fn policy(&self, directory: &Path, text: &str) {
-        std::fs::write(directory.join("policy.toml"), text).expect("a policy");
-        self.ask(Request::PolicyReload).expect("a good one");
-    }
-
-    fn list(&self, request: Request) -> Listing {
-        serde_json::from_value(self.ask(request).expect("a listing")).expect("a listing")
-    }
-
-    fn channels(&self) -> usize {
-        self.list(Request::List).channels.len()
-    }
-
-    /// As SIGKILL does: nothing is put in order.
-    fn kill(self) {
-        self.runtime.shutdown_background();
-    }
-}
-
-/// Two guests that know of each other.
-fn meet<'a>(agent: &Agent, one: &'a Qemu, two: &'a Qemu) -> (Modules<'a>, Modules<'a>) {
-    agent.attach(one);
-    agent.attach(two);
-    let mut a = Modules::load(one, 11, [10, 0, 0, 1]);
-    let mut b = Modules::load(two, 22, [10, 0, 0, 2]);
-    wait("a directory with the other's address", || {
-        a.hear();
-        b.hear();
-        [&a, &b].iter().all(|m| m.directory.len() == 1 && m.directory[0].ip_count == 1)
-    });
-    (a, b)
-}
-
-/// A channel between them, up on both sides.
-fn link(a: &mut Modules<'_>, b: &mut Modules<'_>, one: &Qemu, two: &Qemu) -> u32 {
-    let peer = a.directory[0];
-    a.want(&peer);
-    wait("a tag", || {
-        a.hear();
-        b.hear();
-        a.directory[0].tag != 0 && a.directory[0].tag == b.directory[0].tag
-    });
-    let tag = a.directory[0].tag;
-    let device = format!("vmloop-ch-{tag}");
-    wait("channel devices", || one.has(&device) && two.has(&device));
-    a.state(tag, shm::VMLOOP_STATE_UP);
-    b.state(tag, shm::VMLOOP_STATE_UP);
-    tag
-}
 
 #[test]
 fn from_hello_to_a_channel_and_back() {
@@ -267,6 +159,31 @@ fn a_guest_that_ends() {
     });
     assert_eq!(a.closes, [shm::VMLOOP_CLOSE_PEER_GONE]);
     assert_eq!(agent.list(Request::List).guests.len(), 1);
+}
+
+#[test]
+fn a_guest_that_is_reset_or_shut_down() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
+    let agent = Agent::start(directory.path());
+    let (mut a, mut b) = meet(&agent, &one, &two);
+    for (event, incarnation) in [("RESET", 91), ("SHUTDOWN", 92)] {
+        let tag = link(&mut a, &mut b, &one, &two);
+        two.event(event, &serde_json::json!({"guest": true, "reason": "guest-shutdown"}));
+        let closes = a.closes.len();
+        wait("an end of the channel", || {
+            a.hear();
+            a.directory.is_empty() && !one.has(&format!("vmloop-ch-{tag}")) && agent.channels() == 0
+        });
+        assert_eq!(a.closes[closes..], [shm::VMLOOP_CLOSE_PEER_GONE], "{event}");
+        // Its QEMU is there yet, and starts it again.
+        b = Modules::load(&two, incarnation, [10, 0, 0, 2]);
+        wait("it to be back", || {
+            a.hear();
+            b.hear();
+            [&a, &b].iter().all(|m| m.directory.len() == 1 && m.directory[0].ip_count == 1)
+        });
+    }
 }
 
 #[test]
@@ -560,7 +477,7 @@ fn id(agent: &Agent, name: &str) -> u64 {
 fn guests_that_the_host_routes_between() {
     let directory = tempfile::tempdir().expect("a directory");
     let all: Vec<_> = (1..=3).map(|number| Qemu::start(directory.path(), number)).collect();
-    let agent = Agent::start(directory.path());
+    let agent = Agent::routing(directory.path(), route);
     agent.send(Event::Links(routed_network()));
     all.iter().for_each(|qemu| agent.attach(qemu));
     let mut a = Modules::begin(&all[0], 11, shm::VMLOOP_F_ROUTED);
@@ -650,7 +567,7 @@ fn routed_addresses_of_two_guests() {
     let directory = tempfile::tempdir().expect("a directory");
     std::fs::write(directory.path().join("policy.toml"), ROUTED).expect("a policy");
     let all: Vec<_> = [1, 3, 4, 5].map(|number| Qemu::start(directory.path(), number)).into();
-    let agent = Agent::start(directory.path());
+    let agent = Agent::routing(directory.path(), route);
     agent.send(Event::Links(routed_network()));
     all.iter().for_each(|qemu| agent.attach(qemu));
     let mut a = Modules::begin(&all[0], 11, shm::VMLOOP_F_ROUTED);
@@ -709,7 +626,7 @@ fn routed_addresses_and_an_agent_that_is_killed() {
     let directory = tempfile::tempdir().expect("a directory");
     std::fs::write(directory.path().join("policy.toml"), ROUTED).expect("a policy");
     let all: Vec<_> = [1, 3].map(|number| Qemu::start(directory.path(), number)).into();
-    let agent = Agent::start(directory.path());
+    let agent = Agent::routing(directory.path(), route);
     agent.send(Event::Links(routed_network()));
     all.iter().for_each(|qemu| agent.attach(qemu));
     let mut a = Modules::begin(&all[0], 11, shm::VMLOOP_F_ROUTED);
@@ -726,7 +643,7 @@ fn routed_addresses_and_an_agent_that_is_killed() {
     wait("a channel", || all[0].has("vmloop-ch-1") && all[1].has("vmloop-ch-1"));
 
     agent.kill();
-    let agent = Agent::start(directory.path());
+    let agent = Agent::routing(directory.path(), route);
     agent.send(Event::Links(routed_network()));
     for qemu in &all {
         wait("another control device", || qemu.state().plugged["vmloop-ctl"] == 2);
@@ -749,4 +666,59 @@ fn routed_addresses_and_an_agent_that_is_killed() {
     });
     assert_eq!(told(&a, id_a).map(|own| own.flags), Some(keep));
     assert_eq!(agent.channels(), 1);
+}
+
+#[test]
+fn a_routed_guest_that_is_prepared_for_a_migration() {
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::write(directory.path().join("policy.toml"), ROUTED).expect("a policy");
+    let all: Vec<_> = [1, 3].map(|number| Qemu::start(directory.path(), number)).into();
+    let agent = Agent::routing(directory.path(), route);
+    agent.send(Event::Links(routed_network()));
+    all.iter().for_each(|qemu| agent.attach(qemu));
+    let mut a = Modules::begin(&all[0], 11, shm::VMLOOP_F_ROUTED);
+    let mut c = Modules::begin(&all[1], 33, shm::VMLOOP_F_ROUTED);
+    a.advertise(&[ip("10.1.0.11")]);
+    c.advertise(&[ip("10.2.0.13")]);
+    let (id_a, id_c) = (id(&agent, "g1"), id(&agent, "g3"));
+    let meet = |a: &mut Modules<'_>, c: &mut Modules<'_>| {
+        wait("each other", || {
+            a.hear();
+            c.hear();
+            let known = |modules: &Modules<'_>, id, list: &[&str]| {
+                told(modules, id).is_some_and(|peer| ips(peer) == list)
+            };
+            known(a, id_a, &["10.1.0.11"])
+                && known(a, id_c, &["10.2.0.13"])
+                && known(c, id_a, &["10.1.0.11"])
+        });
+    };
+    meet(&mut a, &mut c);
+    let peer = *told(&a, id_c).expect("a peer");
+    a.want(&peer);
+    wait("a channel", || all[0].has("vmloop-ch-1") && all[1].has("vmloop-ch-1"));
+
+    // What it knew would be wrong elsewhere: it takes nothing along, not even
+    // by which of its own addresses others reached it here.
+    let prepared = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| agent.ask(Request::Prepare { guest: "g1".into() }));
+        wait("an answer", || {
+            a.hear();
+            c.hear();
+            asking.is_finished()
+        });
+        asking.join().expect("an answer")
+    });
+    assert_eq!(prepared.expect("prepared")["state"], "prepared");
+    a.hear();
+    assert_eq!((a.directory.len(), all[0].devices()), (0, Vec::<String>::new()));
+    wait("it to be gone", || {
+        c.hear();
+        told(&c, id_a).is_none() && told(&c, id_c).is_some() && agent.channels() == 0
+    });
+
+    agent.ask(Request::Resume { guest: "g1".into() }).expect("back");
+    let mut a = Modules::begin(&all[0], 12, shm::VMLOOP_F_ROUTED);
+    a.advertise(&[ip("10.1.0.11")]);
+    meet(&mut a, &mut c);
 }

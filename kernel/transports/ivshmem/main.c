@@ -11,6 +11,7 @@
  * memory come and go.
  */
 #include <linux/interrupt.h>
+#include <linux/pm.h>
 
 #include "ivshmem.h"
 
@@ -133,6 +134,23 @@ static void remove(struct pci_dev *pdev)
 	kfree(device->priv);
 }
 
+static int suspend(struct device *dev)
+{
+	/* The peer holds us for stalled, and sends another way. */
+	return 0;
+}
+
+static int resume(struct device *dev)
+{
+	struct ivshmem_device *device = dev_get_drvdata(dev);
+
+	/* What rang meanwhile is lost with the interrupts' state: look. */
+	device->event(device);
+	return 0;
+}
+
+static DEFINE_SIMPLE_DEV_PM_OPS(pm_ops, suspend, resume);
+
 static const struct pci_device_id ids[] = {
 	{ PCI_DEVICE(IVSHMEM_VENDOR, IVSHMEM_DEVICE) },
 	{ }
@@ -146,6 +164,7 @@ static struct pci_driver driver = {
 	.remove = remove,
 	/* A module that is loaded must not wait for an idle boot. */
 	.driver.probe_type = PROBE_FORCE_SYNCHRONOUS,
+	.driver.pm = pm_sleep_ptr(&pm_ops),
 };
 
 static int __init ivshmem_init(void)

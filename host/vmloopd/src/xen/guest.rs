@@ -534,7 +534,9 @@ impl Serving {
                 Ok(()) | Err(Failed::Gone) => {}
                 Err(Failed::Store(error)) => warn!(guest = self.name, %error, "its interfaces"),
             },
-            Command::Detach => {}
+            // Xen's own word comes in time, in control/shutdown: the broker asks
+            // for none of these.
+            Command::Detach | Command::Prepare | Command::Migrate { .. } | Command::Resume => {}
         }
     }
 

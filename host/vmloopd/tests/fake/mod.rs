@@ -2,6 +2,8 @@
 //! A QEMU without a machine: enough of QMP for the agent, an ivshmem device
 //! that hears what the real one hears, and a guest behind it.
 
+pub mod agent;
+
 use std::collections::BTreeMap;
 use std::io::{IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -34,6 +36,19 @@ pub struct State {
     pub devices: BTreeMap<String, Device>,
     pub chardevs: BTreeMap<String, Option<OwnedFd>>,
     pub fail_device_add: Option<String>,
+    /// Devices that the guest does not give back.
+    pub keeps: Option<String>,
+    /// What query-status and query-migrate say; running and none if empty.
+    pub run: String,
+    pub migration: String,
+    /// Where it was told to migrate to.
+    pub uri: Option<String>,
+    /// Why it refuses to.
+    pub refuse_migrate: Option<String>,
+    /// It begins to migrate when this command comes.
+    pub migrate_at: Option<String>,
+    /// Commands that came, in order.
+    pub heard: Vec<String>,
     /// Number of devices ever plugged, by id.
     pub plugged: BTreeMap<String, u32>,
     fds: BTreeMap<String, OwnedFd>,
@@ -119,12 +134,46 @@ impl Qemu {
     }
 
     /// Somebody unplugs a device past the agent.
+    #[allow(dead_code)]
     pub fn lose(&self, device: &str) {
         let mut state = self.state();
         assert!(state.devices.remove(device).is_some(), "{device} is plugged");
         let event = json!({"event": "DEVICE_DELETED", "data": {"device": device, "path": ""}});
         let stream = state.stream.as_mut().expect("an agent");
         stream.write_all(format!("{event}\r\n").as_bytes()).expect("an agent that listens");
+    }
+
+    /// It says something unasked, if somebody listens.
+    #[allow(dead_code)]
+    pub fn event(&self, name: &str, data: &Value) {
+        let mut state = self.state();
+        if let Some(stream) = state.stream.as_mut() {
+            let event = json!({"event": name, "data": data});
+            // The agent may have been killed.
+            let _ = stream.write_all(format!("{event}\r\n").as_bytes());
+        }
+    }
+
+    /// Its migration goes on to this state, and the machine to that.
+    #[allow(dead_code)]
+    pub fn migration(&self, status: &str, run: &str) {
+        {
+            let mut state = self.state();
+            status.clone_into(&mut state.migration);
+            run.clone_into(&mut state.run);
+        }
+        self.event("MIGRATION", &json!({"status": status}));
+    }
+
+    /// Somebody migrates it past the agent; whether QEMU does.
+    #[allow(dead_code)]
+    pub fn migrate(&self) -> bool {
+        // A device of this kind blocks that.
+        if !self.devices().is_empty() {
+            return false;
+        }
+        self.migration("active", "running");
+        true
     }
 
     pub fn devices(&self) -> Vec<String> {
@@ -189,12 +238,45 @@ fn execute(
     let generic = |desc: &str| Err(("GenericError", desc.to_owned()));
     let mut state = state.lock().expect("no panic");
     let mut event = None;
+    state.heard.push(request["execute"].as_str().unwrap_or_default().to_owned());
+    if state.migrate_at.is_some() && state.migrate_at.as_deref() == request["execute"].as_str() {
+        state.migrate_at = None;
+        state.migration = "active".into();
+    }
+    let migrating = matches!(state.migration.as_str(), "setup" | "active" | "cancelling");
     let answer = match request["execute"].as_str().unwrap_or_default() {
         "qmp_capabilities" => Ok(json!({})),
         "query-version" => Ok(json!({"qemu": {"major": 7, "minor": 2, "micro": 0}})),
         "qom-list-types" => Ok(json!([{"name": "ivshmem-doorbell"}])),
-        "query-status" => Ok(json!({"status": "running"})),
-        "query-migrate" => Ok(json!({})),
+        "query-status" => {
+            let run = if state.run.is_empty() { "running" } else { state.run.as_str() };
+            Ok(json!({"status": run}))
+        }
+        "query-migrate" if state.migration.is_empty() => Ok(json!({})),
+        "query-migrate" => Ok(json!({"status": state.migration, "total-time": 700,
+            "downtime": 30, "error-desc": "Connection reset by peer"})),
+        "migrate-set-capabilities" if migrating => {
+            generic("There's a migration process in progress")
+        }
+        "migrate-set-capabilities" => Ok(json!({})),
+        "migrate" => {
+            assert!(state.devices.is_empty(), "a device blocks the migration");
+            match state.refuse_migrate.clone() {
+                Some(why) => generic(&why),
+                None => {
+                    state.uri = Some(text("uri"));
+                    state.migration = "active".into();
+                    event = Some(json!({"event": "MIGRATION", "data": {"status": "active"}}));
+                    Ok(json!({}))
+                }
+            }
+        }
+        "migrate_cancel" => {
+            state.migration = "cancelled".into();
+            event = Some(json!({"event": "MIGRATION", "data": {"status": "cancelled"}}));
+            Ok(json!({}))
+        }
+        "device_add" | "device_del" if migrating => generic("not allowed while migrating"),
         "query-uuid" => {
             Ok(json!({"UUID": format!("00000000-0000-0000-0000-0000000000{number:02}")}))
         }
@@ -273,7 +355,9 @@ fn execute(
         }
         "device_del" => {
             let id = text("id");
-            if state.devices.remove(&id).is_some() {
+            if state.keeps.as_ref().is_some_and(|prefix| id.starts_with(prefix)) {
+                Ok(json!({}))
+            } else if state.devices.remove(&id).is_some() {
                 event =
                     Some(json!({"event": "DEVICE_DELETED", "data": {"device": id, "path": ""}}));
                 Ok(json!({}))
@@ -386,6 +470,7 @@ impl<'a> Modules<'a> {
     }
 
     /// Writes nonsense where the agent looks.
+    #[allow(dead_code)]
     pub fn misbehave(&mut self) {
         let lane = std::mem::offset_of!(shm::Side, lane);
         let head = lane + std::mem::offset_of!(shm::Lane, tx_head);

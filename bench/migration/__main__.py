@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The demo of migrations: two hosts, a guest that moves, and what its traffic notices of that.
+
+Writes out/migration.json and out/migration.html.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from vmlab import Lab, paths
+from vmlab.errors import VmlabError
+
+from .load import Load
+from .page import write_page
+from .stage import LAB, Stage, build_tools
+from .timeline import Timeline, record
+from .trips import Trip, go
+
+BEFORE, DURING, AFTER = 8.0, 10.0, 8.0
+"""Seconds of the picture apart, together, and apart again."""
+
+
+def describe(stage: Stage) -> dict[str, str]:
+    """What it ran on."""
+    state, spec = stage.lab.state, stage.g2.spec
+    return {
+        "hosts": f"2, kernel {state['host_kernel']}, {state['memory']} MiB each, {state['accelerator']}",
+        "guests": f"kernel {stage.g1.run(['uname', '-r']).out.strip()}, {spec.memory} MiB, {spec.machine}",
+        "hypervisor": stage.lab.host.run("qemu-system-x86_64 --version | head -n 1").out.strip(),
+        "standard network": "virtio-net, vhost-net, one bridge over both hosts",
+    }
+
+
+def round_trips(console: Console, stage: Stage, count: int) -> tuple[list[Trip], dict[str, Any]]:
+    """So many under every kind of traffic."""
+    trips: list[Trip] = []
+    with Load(stage) as load:
+        for n in range(2 * count):
+            trips.append(go(stage, load))
+            load.check()
+            rise = "" if trips[-1].rise is None else f", channel after {trips[-1].rise:.2f} s"
+            console.print(f"  {n + 1:2}: to {trips[-1].to}{rise}, pause added {trips[-1].added_pause_ms:.0f} ms")
+        return trips, load.finish()
+
+
+def summary(trips: list[Trip], reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures that out/migration.json begins with."""
+    return {
+        "host": "kvm",
+        "round_trips": len(trips) // 2,
+        "connections_broken": sum(report["connections_broken"] for report in reports),
+        "bytes_wrong": sum(report["bytes_wrong"] for report in reports),
+        "frames_lost_by_vmloop": sum(trip.lost for trip in trips),
+        "added_pause_ms": round(max(trip.added_pause_ms for trip in trips), 2),
+    }
+
+
+def main() -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="make demo-migration", description="A guest moves between two hosts.")
+    parser.add_argument("--host", default="kvm", choices=("kvm", "xen"), help="kind of the hosts (default: kvm)")
+    parser.add_argument("--round-trips", type=int, default=2, help="under all traffic (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=paths.OUT, help="directory of the results (default: out)")
+    options = parser.parse_args()
+    console = Console()
+    if options.host == "xen":
+        console.print("[red]the lab has no second Xen host:[/] make demo-migration HOST=kvm")
+        return 1
+    began = time.monotonic()
+    try:
+        build_tools()
+        with console.status("booting two KVM hosts and two guests"):
+            lab = Lab.up("migration", bound=True, **LAB)
+        with lab:
+            stage = Stage(lab)
+            stage.ensure()
+            console.print(f"two hosts, two guests; up after {time.monotonic() - began:.0f} s")
+            console.rule("[bold]apart, together, apart again", align="left", style="dim")
+            timeline, trips, report = record(stage, BEFORE, DURING, AFTER, lambda text: console.print(f"  {text}"))
+            show(console, timeline)
+            console.rule("[bold]round trips under every kind of traffic", align="left", style="dim")
+            more, reports = round_trips(console, stage, options.round_trips) if options.round_trips else ([], {})
+            facts = describe(stage)
+    except VmlabError as error:
+        console.print(f"[red]the demo failed:[/] {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    data: dict[str, Any] = summary(trips + more, [report, *([reports] if reports else [])])
+    data |= {
+        "stage": facts,
+        "trips": [trip.record() for trip in trips + more],
+        "timeline": {"points": timeline.points, "events": timeline.events},
+        "reports": [report, reports],
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "migration.json").write_text(json.dumps(data, indent=1) + "\n")
+    write_page(options.out / "migration.html", data, timeline)
+    console.print(
+        f"[bold]{data['round_trips']}[/] round trips: {data['connections_broken']} connections broken, "
+        f"{data['bytes_wrong']} bytes wrong, {data['frames_lost_by_vmloop']} frames lost by vmloop, "
+        f"pause added {data['added_pause_ms']:.0f} ms"
+    )
+    console.print(f"{options.out}/migration.html  {options.out}/migration.json  ({data['seconds']:.0f} s)")
+    bad = data["connections_broken"] or data["bytes_wrong"] or data["frames_lost_by_vmloop"]
+    return 1 if bad else 0
+
+
+def show(console: Console, timeline: Timeline) -> None:
+    """The picture in one line."""
+    up, leaves = timeline.at("channel up"), timeline.at("migration asked for", 1)
+    console.print(
+        f"  apart [bold]{timeline.mean(1, timeline.at('migration asked for')):.0f}[/] turns a second, "
+        f"together [bold green]{timeline.mean(up + 0.5, leaves):.0f}[/], "
+        f"apart again [bold]{timeline.mean(timeline.at('arrived', 1) + 0.5, timeline.points[-1][0]):.0f}[/]"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

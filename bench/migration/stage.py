@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The stage: two KVM hosts with an agent each, g1 that stays on the first, g2 that moves."""
+
+import json
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from vmlab import Guest, Host, Lab, paths
+from vmlab.errors import CommandFailed, VmlabError
+from vmlab.process import Process
+
+from ..path.stage import BIN, wait_for
+
+TOOLS = paths.OUT / "guest-tools"
+HERE = "/run/vmloop-test"
+"""Where each machine has its own copy of the programs."""
+
+SOCKETS = "/run/vmlab/*/qmp.sock"
+"""What the agents watch: the QEMU of whoever arrives is found by itself."""
+
+POLICY = "idle_ms = 0\n"
+MODULES = ("vmloop_ivshmem", "vmloop_net")
+LAB: dict[str, Any] = {"hosts": 2, "guests": 2, "memory": 3072, "guest_memory": 512}
+"""What Lab.up() is to make."""
+
+
+def build_tools() -> None:
+    """Compile what runs in guests."""
+    subprocess.run(["make", "-s", "-C", paths.REPO / "tests/guest/tools"], check=True)
+
+
+class Stage:
+    """vmloop on both hosts of a lab and in both guests."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.g1 = lab.guest("g1")
+        self.g2 = lab.guest("g2")
+        self.agents: dict[str, Process] = {}
+        self.events: dict[str, Process] = {}
+        """What each agent tells as it happens."""
+
+    # The agents
+
+    def ensure(self) -> None:
+        """Programs, agents and modules are where they are to be."""
+        for host in self.lab.hosts.values():
+            if host.run(["test", "-e", f"{HERE}/policy.toml"], check=False).code:
+                programs = f"{BIN}/vmloopd {BIN}/vmloop"
+                host.run(f"mkdir -p {HERE} && cp {programs} {HERE}/ && cat >{HERE}/policy.toml", stdin=POLICY)
+            agent = self.agents.get(host.name)
+            if agent is None or agent.poll() is not None:
+                self.start_agent(host)
+        for guest in (self.g1, self.g2):
+            if guest.run(["test", "-e", f"{HERE}/ready"], check=False).code:
+                self.prepare_guest(guest)
+
+    def start_agent(self, host: Host) -> None:
+        """Start a host's agent; returns when it answers."""
+        log = f"/run/vmlab/lab/{host.name}/vmloopd.log"
+        command = f"{HERE}/vmloopd --policy {HERE}/policy.toml --watch '{SOCKETS}' --log-level debug"
+        agent = self.agents[host.name] = host.popen(f"exec {command} >>{log} 2>&1")
+
+        def answers() -> bool:
+            if agent.poll() is not None:
+                raise VmlabError(f"vmloopd ended: see {self.lab.directory}/{host.name}/vmloopd.log")
+            return self.command(host, "status", check=False).code == 0
+
+        wait_for(answers, 30, f"vmloopd answers on {host.name}")
+        self.events[host.name] = host.popen([f"{HERE}/vmloop", "--host", "events", "--json"])
+
+    def kill_agent(self, host: Host) -> None:
+        """SIGKILL to a host's agent."""
+        agent = self.agents.pop(host.name)
+        agent.kill()
+        agent.wait(20)
+
+    def command(self, host: Host, *words: str, check: bool = True, timeout: float = 60) -> Any:
+        """Run the vmloop command on a host."""
+        return host.run([f"{HERE}/vmloop", "--host", *words], check=check, timeout=timeout)
+
+    def known(self, host: Host, name: str) -> str:
+        """What a host's agent says of a guest; empty if it knows none of that name."""
+        listing = json.loads(self.command(host, "ls", "--json").out)
+        return next((str(one["state"]) for one in listing["guests"] if one["name"] == name), "")
+
+    def channels(self, host: Host) -> list[dict[str, Any]]:
+        """The channels of which a host's agent knows."""
+        found: list[dict[str, Any]] = json.loads(self.command(host, "ls", "--json").out)["channels"]
+        return found
+
+    # The guests
+
+    def prepare_guest(self, guest: Guest) -> None:
+        """Give a guest its programs, which come over the agent's line, and load the modules."""
+        guest.run(["mkdir", "-p", HERE])
+        for name in ("beat", "control", "stream", "turns"):
+            guest.put(TOOLS / name, f"{HERE}/{name}")
+        guest.run(f"modprobe -a {' '.join(MODULES)} && touch {HERE}/ready", timeout=120)
+
+    def state(self, guest: Guest, peer: Guest) -> str:
+        """State of the channel to a peer; "gone" if the directory has it not."""
+        peers = json.loads(guest.run([f"{HERE}/control", "peers"]).out)
+        return next((str(one["state"]) for one in peers if one["name"] == peer.name), "gone")
+
+    def drops(self, guest: Guest, peer: Guest) -> int:
+        """Frames from a peer that a guest dropped since it knows it."""
+        peers = json.loads(guest.run([f"{HERE}/control", "peers"]).out)
+        stats: dict[str, int] = next((one["stats"] for one in peers if one["name"] == peer.name), {})
+        return sum(count for name, count in stats.items() if name.startswith("drop_"))
+
+    def is_up(self) -> bool:
+        """Whether both use the channel."""
+        return self.state(self.g1, self.g2) == self.state(self.g2, self.g1) == "up"
+
+    def left_behind(self, guest: Guest) -> list[str]:
+        """Devices and character devices of vmloop's in a guest's QEMU."""
+        devices = guest.qmp("qom-list", {"path": "/machine/peripheral"})
+        chardevs = guest.qmp("query-chardev")
+        names = [str(one["name"]) for one in devices] + [str(one["label"]) for one in chardevs]
+        return [name for name in names if name.startswith("vmloop")]
+
+    # Migrations
+
+    @property
+    def other(self) -> Host:
+        """The host on which g2 is not."""
+        here = self.g2.host
+        return next(host for host in self.lab.hosts.values() if host is not here)
+
+    def clock(self, host: Host) -> float:
+        """A host's clock, in seconds since the epoch."""
+        return float(host.run(["date", "+%s.%N"]).out)
+
+    def told(self, host: Host) -> list[dict[str, Any]]:
+        """What a host's agent has told since it was started."""
+        return [json.loads(line) for line in self.events[host.name].out.splitlines() if line.endswith("}")]
+
+    def first(self, host: Host, event: str, after: float) -> float:
+        """When a host's agent first told of an event after that, by the host's clock."""
+        times: list[float] = []
+
+        def is_there() -> bool:
+            times[:] = [float(one["time"]) for one in self.told(host) if one["event"] == event and one["time"] >= after]
+            return bool(times)
+
+        wait_for(is_there, 5, f"the agent on {host.name} tells of {event}")
+        return times[0]
+
+    def resumed(self, guest: Guest) -> float:
+        """When a guest's QEMU last went on, by its host's clock: what it said on the agent's QMP socket."""
+        log: Path = self.lab.directory / guest.name / "qmp.log"
+        pattern = r'"timestamp": \{"seconds": (\d+), "microseconds": (\d+)\}, "event": "RESUME"'
+        found = re.findall(pattern, log.read_text(errors="replace"))
+        if not found:
+            raise VmlabError(f"{guest.name} has not arrived anywhere: see {log}")
+        return int(found[-1][0]) + int(found[-1][1]) / 1e6
+
+
+class Detached:
+    """A command in a guest that moves: it lives on when its line to the outside does not.
+
+    Its output is a file in the guest.
+    """
+
+    def __init__(self, guest: Guest, name: str, command: str) -> None:
+        self.guest = guest
+        self.file = f"/tmp/{name}"
+        run = f"{command} >{self.file}.out 2>{self.file}.err & echo $! >{self.file}.pid"
+        script = f"{run}; wait $!; echo $? >{self.file}.status"
+        guest.run(f"rm -f {self.file}.*; setsid -f sh -c '{script}' >/dev/null 2>&1 </dev/null")
+
+    def out(self, kind: str = "out") -> str:
+        """What it printed until now."""
+        return self.guest.run(["cat", f"{self.file}.{kind}"]).out
+
+    def last(self) -> list[str]:
+        """Words of the last whole line that it printed."""
+        return (
+            self.guest.run(["tail", "-n", "2", f"{self.file}.out"]).out.rpartition("\n")[0].rpartition("\n")[2].split()
+        )
+
+    def wait_for(self, text: str, seconds: float = 20) -> None:
+        """Wait until it has printed something."""
+        wait_for(lambda: text in self.out(), seconds, f"{self.file} says {text!r}")
+
+    def check(self) -> None:
+        """Raise if it has ended."""
+        if not self.guest.run(["test", "-e", f"{self.file}.status"], check=False).code:
+            raise CommandFailed(f"{self.guest.name}: {self.file} ended: {self.out('err')}")
+
+    def end(self, seconds: float = 30) -> int:
+        """SIGTERM; returns its status."""
+        self.guest.run(f"kill -TERM $(cat {self.file}.pid)", check=False)
+        return self.wait(seconds)
+
+    def wait(self, seconds: float = 30) -> int:
+        """Wait for its end; returns its status."""
+        status = f"{self.file}.status"
+        wait_for(lambda: bool(self.guest.run(f"cat {status} 2>/dev/null", check=False).out.strip()), seconds, status)
+        return int(self.guest.run(["cat", status]).out)
+
+    def kill(self) -> None:
+        """SIGKILL, whatever it does."""
+        self.guest.run(f"kill -KILL $(cat {self.file}.pid) 2>/dev/null", check=False)
+
+
+def now() -> float:
+    """The clock of everything here."""
+    return time.monotonic()

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: GPL-2.0
+"""A guest that moves between two hosts: channels grow and go, and nobody notices.
+
+g1 stays on the first host. g2 is together with it, or apart on the other. Each
+test ends with traffic flowing and nothing left behind on either host.
+
+All but one round trip runs with --migrations only.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+from vmlab import CommandFailed, Guest, GuestFailed, Lab
+
+from bench.migration.load import Load
+from bench.migration.stage import HERE, LAB, Stage, build_tools
+from bench.migration.trips import go
+from bench.path.stage import wait_for
+
+pytestmark = [pytest.mark.lab(**LAB), pytest.mark.migrations]
+
+ROUND_TRIPS = 10
+MIB, GIB = 1 << 20, 1 << 30
+SLOW, FAST = 4 << 20, 128 << 20
+"""Bytes a second of a migration: so that something can be done meanwhile; QEMU's own."""
+
+
+@pytest.fixture(scope="session")
+def stages() -> Iterator[dict[int, Stage]]:
+    build_tools()
+    yield {}
+
+
+@pytest.fixture
+def two(lab: Lab, stages: dict[int, Stage]) -> Iterator[Stage]:
+    """vmloop at work on both hosts; judged afterwards."""
+    found = stages.get(id(lab))
+    if found is None or found.lab is not lab:
+        stages.clear()
+        found = stages[id(lab)] = Stage(lab)
+    found.ensure()
+    yield found
+    flows(found)
+    clean(found)
+
+
+def flows(two: Stage) -> None:
+    """Traffic flows; through a channel exactly where both are on one host that has an agent."""
+    two.ensure()
+    two.g1.run(["ping", "-c", "3", "-i", "0.2", "-W", "2", two.g2.ip])
+    if two.g1.host is two.g2.host:
+        two.g1.run(["ping", "-c", "1", two.g2.ip])
+        wait_for(two.is_up, 20, "a channel between guests on one host")
+
+
+def clean(two: Stage) -> None:
+    """No agent knows of a guest or a channel that is not there, no QEMU has a device too many."""
+    together = two.g1.host is two.g2.host
+    for host in two.lab.hosts.values():
+        here = {guest.name for guest in (two.g1, two.g2) if guest.host is host}
+        wait_for(lambda: {name for name in ("g1", "g2") if two.known(host, name) == "ready"} == here, 20, str(here))  # noqa: B023
+        assert len(two.channels(host)) == (together and host is two.g1.host)
+        processes = host.run("pgrep -c qemu-system", check=False).out.strip()
+        assert int(processes) == len(here), f"{processes} QEMUs on {host.name}, which has {sorted(here)}"
+    for guest in (two.g1, two.g2):
+        names = two.left_behind(guest)
+        assert len(names) == (4 if together else 2), f"{guest.name}: {names}"
+
+
+def together(two: Stage) -> None:
+    """Both on one host, with a channel."""
+    if two.g1.host is not two.g2.host:
+        two.lab.migrate("g2", two.g1.host.name, lambda uri: hook(two, uri))
+    flows(two)
+
+
+def apart(two: Stage) -> None:
+    """Each on a host of its own."""
+    if two.g1.host is two.g2.host:
+        two.lab.migrate("g2", two.other.name, lambda uri: hook(two, uri))
+
+
+def hook(two: Stage, uri: str, guest: Guest | None = None) -> None:
+    """What somebody does who migrates past the agent: the hook, then plain QMP."""
+    guest = guest or two.g2
+    two.command(guest.host, "prepare", guest.name)
+    assert two.left_behind(guest) == []
+    guest.qmp("migrate", {"uri": uri})
+
+
+@contextmanager
+def slowly(guest: Guest) -> Iterator[None]:
+    """A guest's migration takes its time during a block."""
+    here = guest.on(guest.host)
+    here.qmp("migrate-set-parameters", {"max-bandwidth": SLOW})
+    yield
+    if here.running:
+        here.qmp("migrate-set-parameters", {"max-bandwidth": FAST})
+
+
+def round_trips(two: Stage, request: pytest.FixtureRequest, count: int, enough: int) -> None:
+    """There and back again under every kind of traffic; nothing breaks, nothing is lost by vmloop.
+
+    It goes on until g1 has received ``enough`` checked bytes.
+    """
+    apart(two)
+    trips = []
+    with Load(two) as load:
+        for _ in range(2 * count):
+            trips.append(go(two, load))
+            load.check()
+        wait_for(lambda: load.bytes() >= enough, 600, f"{enough} checked bytes")
+        report = load.finish()
+    request.node.user_properties.append(("trips", [trip.record() for trip in trips]))
+    assert (report["connections_broken"], report["bytes_wrong"]) == (0, 0), report
+    assert min(report["bytes"]) >= enough * 0.9
+    for trip in trips:
+        assert trip.down and trip.clean, f"not down before QEMU began: {trip}"
+        assert trip.lost == 0, f"vmloop lost datagrams: {trip}"
+        assert trip.added_pause_ms < 100, trip
+        assert trip.rise is None or trip.rise < 2.0, f"the channel came too late: {trip}"
+    assert [trip.rise is not None for trip in trips] == [True, False] * count
+
+
+@pytest.mark.migrations(short=True)
+def test_a_round_trip(two, request):
+    """The one that runs by default."""
+    round_trips(two, request, 1, MIB)
+
+
+def test_round_trips(two, request):
+    """And again, until much has been checked."""
+    round_trips(two, request, ROUND_TRIPS, GIB)
+
+
+def test_by_the_agent(two):
+    """`vmloop migrate` does all of it."""
+    together(two)
+    here = two.g2.host
+    with Load(two, everything=False) as load:
+        two.lab.migrate(
+            "g2",
+            two.other.name,
+            lambda uri: two.command(here, "migrate", "g2", "--to", uri, "--json", timeout=600),
+        )
+        assert load.finish()["connections_broken"] == 0
+    assert two.g2.host is not here
+
+
+def test_without_the_hook_qemu_refuses(two):
+    """And the guest stays where it is, with its channel."""
+    together(two)
+    with pytest.raises(GuestFailed, match="ivshmem"):
+        two.lab.migrate("g2", two.other.name)
+    assert two.is_up()
+
+
+def test_a_destination_that_refuses(two):
+    """Nobody listens there: the guest stays, and has its channel back."""
+    together(two)
+    with Load(two, everything=False) as load:
+        done = two.command(two.g2.host, "migrate", "g2", "--to", f"tcp:{two.other.ip}:9", check=False, timeout=120)
+        assert done.code == 1 and "g2" in done.err
+        wait_for(two.is_up, 20, "the channel is back")
+        assert load.finish()["connections_broken"] == 0
+
+
+@pytest.mark.parametrize("how", ["by_the_agent", "by_hand"])
+def test_cancelled_half_way(two, how):
+    together(two)
+    here = two.g2.host
+
+    def begin(uri: str) -> None:
+        if how == "by_hand":
+            hook(two, uri)
+            wait_for(lambda: two.known(here, "g2") == "migrating", 20, "the agent notices")
+            two.g2.qmp("migrate_cancel")
+            return
+        with here.popen([f"{HERE}/vmloop", "--host", "migrate", "g2", "--to", uri]) as migrating:
+            wait_for(lambda: two.known(here, "g2") == "migrating", 20, "it has begun")
+            two.command(here, "resume", "g2")
+            done = migrating.wait(60)
+            assert done.code == 1 and "cancelled" in done.err
+
+    with Load(two, everything=False) as load, slowly(two.g2):
+        with pytest.raises(GuestFailed, match="cancelled"):
+            two.lab.migrate("g2", two.other.name, begin)
+        wait_for(two.is_up, 20, "the channel is back")
+        assert load.finish()["connections_broken"] == 0
+
+
+@pytest.mark.parametrize("step", ["preparing", "prepared"])
+def test_agent_killed_before_it_leaves(two, step):
+    """The next agent has the guest back at work."""
+    together(two)
+    here = two.g2.host
+    with Load(two, everything=False) as load:
+        if step == "prepared":
+            two.command(here, "prepare", "g2")
+            two.kill_agent(here)
+        else:
+            with here.popen([f"{HERE}/vmloop", "--host", "prepare", "g2"]):
+                wait_for(lambda: two.state(two.g1, two.g2) != "up", 20, "the channel is closing")
+                two.kill_agent(here)
+        two.start_agent(here)
+        wait_for(two.is_up, 40, "the channel is back")
+        assert load.finish()["connections_broken"] == 0
+
+
+def test_agent_killed_while_it_migrates(two):
+    """The next one waits for how it ends."""
+    together(two)
+    here = two.g2.host
+
+    def begin(uri: str) -> None:
+        hook(two, uri)
+        two.kill_agent(here)
+        two.start_agent(here)
+        wait_for(lambda: two.known(here, "g2") == "migrating", 20, "the new agent finds it under way")
+        two.g2.qmp("migrate-set-parameters", {"max-bandwidth": FAST})
+
+    with Load(two, everything=False) as load, slowly(two.g2):
+        two.lab.migrate("g2", two.other.name, begin)
+        assert load.finish()["connections_broken"] == 0
+
+
+def test_peer_killed_while_it_is_prepared(two):
+    together(two)
+    here = two.g2.host
+    with here.popen([f"{HERE}/vmloop", "--host", "prepare", "g2"]) as preparing:
+        two.g1.kill()
+        assert preparing.wait(60).code == 0
+    two.command(here, "resume", "g2")
+    two.g1.start()
+
+
+def test_two_at_once(two):
+    """Both leave together, and meet again."""
+    together(two)
+    there = two.other
+    for host in (there, two.g1.host):
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            moves = [
+                pool.submit(two.lab.migrate, guest.name, host.name, lambda uri, guest=guest: hook(two, uri, guest))
+                for guest in (two.g1, two.g2)
+            ]
+            for move in moves:
+                move.result()
+        assert two.g1.host is two.g2.host is host
+        flows(two)
+
+
+def test_a_host_without_an_agent(two):
+    """There the guest just uses the standard network; the channel comes with the agent."""
+    apart(two)
+    there = two.g1.host
+    with Load(two, everything=False) as load:
+        two.kill_agent(there)
+        two.lab.migrate("g2", there.name, lambda uri: hook(two, uri))
+        assert two.state(two.g2, two.g1) == "gone"
+        two.g1.run(["ping", "-c", "3", "-i", "0.2", two.g2.ip])
+        two.start_agent(there)
+        wait_for(two.is_up, 40, "the channel comes with the agent")
+        assert load.finish()["connections_broken"] == 0
+
+
+def test_an_identity_that_is_taken(two):
+    """Where its UUID belongs to another guest, it just uses the standard network."""
+    apart(two)
+    there = two.g1.host
+    g3 = two.lab.add_guest("g3", host=there.name, extra_args=["-uuid", two.g2.spec.uuid])
+    wait_for(lambda: two.known(there, "g3") != "", 20, "the agent knows g3")
+    two.lab.migrate("g2", there.name, lambda uri: hook(two, uri))
+    wait_for(lambda: two.known(there, "g2") == "", 20, "it is left alone")
+    two.g1.run(["ping", "-c", "3", "-i", "0.2", two.g2.ip])
+    assert two.state(two.g1, two.g2) == "gone" and two.left_behind(two.g2) == []
+    two.lab.migrate("g2", two.other.name)  # nothing of vmloop's stands in the way
+    two.lab.remove_guest(g3.name)
+
+
+def test_a_qemu_that_is_stopped(two):
+    """SIGSTOP: its peer falls back, and returns."""
+    together(two)
+    pid = two.g2.pid
+    with Load(two, everything=False) as load:
+        two.g2.host.run(f"kill -STOP {pid}")
+        try:
+            wait_for(lambda: two.state(two.g1, two.g2) == "stalled", 5, "the channel is held for stalled")
+        finally:
+            two.g2.host.run(f"kill -CONT {pid}")
+        wait_for(two.is_up, 20, "the channel is back")
+        assert load.finish()["connections_broken"] == 0
+
+
+def test_a_migration_needs_somebody(two):
+    """Errors say what is wrong."""
+    for words, text in (
+        (("prepare", "nobody"), "no guest"),
+        (("migrate", "nobody", "--to", "host2"), "no guest"),
+        (("resume", "nobody"), "no guest"),
+        (("migrate", "g1", "--to", "host2:x"), "port"),
+    ):
+        with pytest.raises(CommandFailed, match=text):
+            two.command(two.g1.host, *words)
