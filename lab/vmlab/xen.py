@@ -45,9 +45,9 @@ XEN_APPEND = (
 CLOCK = "clocksource=xen"
 """Linux would find that out by itself, some minutes into a test."""
 
-VIRTUAL_TIME_CPUS = 1
-"""CPUs of an outer machine in virtual time. They share one line of time: with
-several, each is charged for what the others execute, and CPU time is no cost."""
+VIRTUAL_TIME_CPUS = 2
+"""CPUs of an outer machine in virtual time. They share one line of time: each is
+charged for what the others execute. With one the two guests take turns on it."""
 
 KILLED = 137
 CRASHED = 134

@@ -515,9 +515,9 @@ def test_a_xen_guest_that_is_movable_takes_its_root_and_nothing_else(tmp_path, m
         assert ("vmlab.layers=xen" in words) != wanted
 
 
-@pytest.mark.parametrize(("machine", "cpus"), [("pv", "1"), ("pvh", "2")])
+@pytest.mark.parametrize(("machine", "cpus"), [("pv", "2"), ("pvh", "3")])
 def test_virtual_time_has_one_line_of_time(tmp_path, monkeypatch, machine, cpus):
-    """And one CPU, but for guests that stay off CPU 0."""
+    """And two CPUs, one more for guests that stay off CPU 0."""
     monkeypatch.setattr("vmlab.xen.packages", lambda: tmp_path)
     monkeypatch.setattr(kernels, "build_initramfs", lambda *_: tmp_path)
     kernel = kernels.Kernel("6.1", "6.1.0", tmp_path, tmp_path)
