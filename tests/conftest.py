@@ -13,10 +13,12 @@ pytest_plugins = ["vmlab.pytest_plugin", "pytester"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--stages", metavar="KERNEL-MACHINE,...", help="run all guest tests there  [6.1-pc, and some on 6.12-q35]"
+        "--stages",
+        metavar="KERNEL-MACHINE,...",
+        help="run all guest tests there  [6.1-pc, and some on 6.12-q35 and 6.1-pv]",
     )
     parser.addoption(
-        "--kinds", default="kvm", metavar="KIND,...", help="kinds of host to boot: kvm, xen  [%(default)s]"
+        "--kinds", metavar="KIND,...", help="kinds of host to boot: kvm, xen  [both, but the lab's own tests kvm only]"
     )
     parser.addoption(
         "--destroys",
@@ -34,10 +36,11 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-def is_wanted(config: pytest.Config, item: pytest.Item) -> bool:
+def is_wanted(config: pytest.Config, item: pytest.Function) -> bool:
     """Whether the options ask for a test."""
     lab = item.get_closest_marker("lab")
-    if lab and lab.kwargs.get("kind", "kvm") not in config.getoption("--kinds").split(","):
+    kinds = config.getoption("--kinds") or ("kvm,xen" if "stage" in item.fixturenames else "kvm")
+    if lab and lab.kwargs.get("kind", "kvm") not in kinds.split(","):
         return False
     moves = item.get_closest_marker("migrations")
     if not moves or config.getoption("--migrations"):
@@ -50,7 +53,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
-        (kept if is_wanted(config, item) else left_out).append(item)
+        wanted = not isinstance(item, pytest.Function) or is_wanted(config, item)
+        (kept if wanted else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept

@@ -2,8 +2,8 @@
 """Fixtures of the guest tests: vmloop at work in a lab of three guests.
 
 A stage is one lab for all tests. Without options the whole list runs on the
-first of STAGES, and on the others what depends on kernel and machine
-(ON_EACH). Naming stages runs the whole list on each of them:
+first of STAGES, and on the others what depends on kernel and machine (ON_EACH)
+or on the kind of host (ON_XEN). Naming stages runs the whole list on each of them:
 `--stages 6.1-pc,6.12-q35`, or `--stages debug-pc` for the debug kernel.
 """
 
@@ -22,7 +22,7 @@ from vmlab.xen import Xen
 
 from tests.guest.net import STALLS, Net, build_tools
 
-STAGES = ("6.1-pc", "6.12-q35")
+STAGES = ("6.1-pc", "6.12-q35", "6.1-pv")
 
 ON_EACH = {
     "test_ping",
@@ -36,6 +36,17 @@ ON_EACH = {
     "test_agent_killed_and_started",
 }
 """Tests that run on every stage."""
+
+ON_XEN = {
+    "test_unloaded_modules_hold_nothing",
+    "test_no_guest_reads_anothers_nodes",
+    "test_no_guest_writes_what_dom0_says",
+    "test_each_pair_has_pages_of_its_own",
+    "test_peer_that_stands_still",
+    "test_policy_takes_the_channel_away",
+    "test_guest_outside_of_the_group",
+}
+"""What runs on a Xen host besides."""
 
 
 def on_xen(stage: str) -> bool:
@@ -92,7 +103,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         stage = getattr(item, "callspec", None) and item.callspec.params.get("stage")  # type: ignore[attr-defined]
         name = getattr(item, "originalname", item.name)
-        (left_out if stage in STAGES[1:] and name not in ON_EACH else kept).append(item)
+        wanted = stage not in STAGES[1:] or name in ON_EACH or (on_xen(stage) and name in ON_XEN)
+        (kept if wanted else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept

@@ -117,10 +117,11 @@ def test_file_of_a_gigabyte(net, g1, g2):
     g1.run(tmpfs)
     g2.run(tmpfs)
     try:
-        # Not compressible, and other bytes in each block.
+        # No block is like another: each part begins with its number, and so elsewhere in a page.
         g1.run(
-            f"openssl enc -aes-128-ctr -nosalt -pass pass:vmloop -md sha256 -in /dev/zero 2>/dev/null |"
-            f" head -c {size} >/run/big/file",
+            "openssl rand 16777216 >/run/part &&"
+            f" for n in $(seq 1001 1064); do echo $n; cat /run/part; done | head -c {size} >/run/big/file;"
+            " rm /run/part",
             timeout=180 * net.slow,
         )
         listen = ["socat", "-d", "-d", "-u", "-b", "262144", "TCP-LISTEN:7200,reuseaddr", "CREATE:/run/big/file"]
