@@ -27,13 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="destroy each side of a channel on Xen N times  [%(default)s]",
     )
-    parser.addoption("--migrations", action="store_true", help="run all tests of two KVM hosts, not only a short one")
+    parser.addoption("--migrations", action="store_true", help="run the tests of two KVM hosts, too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "migrations(short=False): needs two KVM hosts; runs with --migrations, and if short without --stages"
-    )
+    config.addinivalue_line("markers", "migrations: needs two KVM hosts; runs with --migrations")
 
 
 def is_wanted(config: pytest.Config, item: pytest.Function) -> bool:
@@ -42,10 +40,7 @@ def is_wanted(config: pytest.Config, item: pytest.Function) -> bool:
     kinds = config.getoption("--kinds") or ("kvm,xen" if "stage" in item.fixturenames else "kvm")
     if lab and lab.kwargs.get("kind", "kvm") not in kinds.split(","):
         return False
-    moves = item.get_closest_marker("migrations")
-    if not moves or config.getoption("--migrations"):
-        return True
-    return moves.kwargs.get("short", False) and not config.getoption("--stages")
+    return bool(config.getoption("--migrations")) or not item.get_closest_marker("migrations")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

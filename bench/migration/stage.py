@@ -171,7 +171,8 @@ class Detached:
         self.file = f"/tmp/{name}"
         run = f"{command} >{self.file}.out 2>{self.file}.err & echo $! >{self.file}.pid"
         script = f"{run}; wait $!; echo $? >{self.file}.status"
-        guest.run(f"rm -f {self.file}.*; setsid -f sh -c '{script}' >/dev/null 2>&1 </dev/null")
+        begun = f"until [ -s {self.file}.pid ]; do sleep 0.01; done"
+        guest.run(f"rm -f {self.file}.*; setsid -f sh -c '{script}' >/dev/null 2>&1 </dev/null; {begun}")
 
     def out(self, kind: str = "out") -> str:
         """What it printed until now."""

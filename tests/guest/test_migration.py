@@ -124,7 +124,6 @@ def round_trips(two: Stage, request: pytest.FixtureRequest, count: int, enough: 
     assert [trip.rise is not None for trip in trips] == [True, False] * count
 
 
-@pytest.mark.migrations(short=True)
 def test_a_round_trip(two, request):
     """The one that runs by default."""
     round_trips(two, request, 1, MIB)
