@@ -15,7 +15,8 @@ QEMU_UID = 64055
 
 # AVX and XSAVE under TCG went with rare crashes of programs; rep movsb is
 # emulated byte by byte, so erms and fsrm must not invite it.
-TCG_CPU = "max,-erms,-fsrm,-rdtscp,-xsave,-avx,-avx2"
+# Without CX16: each CMPXCHG16B would stop all other CPUs (docs/lab.md).
+TCG_CPU = "max,-cx16,-erms,-fsrm,-rdtscp,-xsave,-avx,-avx2"
 
 # Under TCG every FXRSTOR of any CPU rewrites a word of CPU 0's state
 # (cpu_clear_ignne() on first_cpu, no lock) that also holds the flags of VMRUN:
