@@ -751,7 +751,7 @@ static void test_wait_room_pad(void)
 	everywhere(body_wait_room_pad);
 }
 
-/* Some records, a wait for each of their ends: one bell, when that is consumed. */
+/* Some small records, a wait for each of their ends: one bell, when that is consumed. */
 static void body_wait_read(void)
 {
 	const u32 count = 10;
@@ -760,7 +760,7 @@ static void body_wait_read(void)
 		u32 position = tx.head;
 
 		for (u32 i = 0; i < count; i++) {
-			CHECK(put(i, 40) == 0);
+			CHECK(put(i, 8) == 0);
 			if (i == wanted)
 				position = tx.head;
 		}
@@ -770,7 +770,7 @@ static void body_wait_read(void)
 		for (u32 i = 0; i < count; i++) {
 			tap_note("ring %u, start %#x, %u read, waiting for %u", size, start,
 				 i, wanted);
-			get(i, 40);
+			get(i, 8);
 			/* Released, but not given back: not read as far as we know. */
 			CHECK(vmloop_ring_has_read(&tx, position) == (i > wanted));
 			CHECK(vmloop_ring_consume_publish(&rx) == (i == wanted));
