@@ -123,6 +123,23 @@ fn directory() -> tempfile::TempDir {
     tempfile::tempdir().expect("a directory")
 }
 
+/// A store with domains 1 to `count`, called g1, g2 and so on.
+fn domains(count: u32) -> (tempfile::TempDir, Xenstored) {
+    let directory = directory();
+    let store = Xenstored::start(directory.path());
+    for domain in 1..=count {
+        store.create(domain, &format!("g{domain}"));
+    }
+    (directory, store)
+}
+
+/// The same with an agent that knows of them.
+fn begin(count: u32) -> (tempfile::TempDir, Xenstored, Agent) {
+    let (directory, store) = domains(count);
+    let agent = Agent::start(directory.path(), &store);
+    (directory, store, agent)
+}
+
 /// Domains 1 and 2, whose modules know of each other.
 fn meet(store: &Xenstored) -> (Modules<'_>, Modules<'_>) {
     let (a, b) = (Modules::load(store, 1, 0x11), Modules::load(store, 2, 0x22));
@@ -225,12 +242,7 @@ fn from_hello_to_a_channel_and_back() {
 
 #[test]
 fn an_agent_that_is_killed() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    for domain in 1..=3 {
-        store.create(domain, &format!("g{domain}"));
-    }
-    let agent = Agent::start(directory.path(), &store);
+    let (directory, store, agent) = begin(3);
     let (mut a, mut b) = meet(&store);
     let mut c = Modules::load(&store, 3, 0x33);
     wait("three guests", || c.peers().len() == 2 && a.peers().len() == 2);
@@ -291,11 +303,7 @@ fn an_agent_that_is_killed() {
 
 #[test]
 fn an_agent_that_is_killed_before_the_offer() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    store.create(1, "g1");
-    store.create(2, "g2");
-    let agent = Agent::start(directory.path(), &store);
+    let (directory, store, agent) = begin(2);
     let (mut a, mut b) = meet(&store);
     a.want(2);
     wait("a task", || a.list("channel").len() == 1 && b.list("channel").len() == 1);
@@ -314,11 +322,7 @@ fn an_agent_that_is_killed_before_the_offer() {
 
 #[test]
 fn modules_that_were_loaded_again_meanwhile() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    store.create(1, "g1");
-    store.create(2, "g2");
-    let agent = Agent::start(directory.path(), &store);
+    let (directory, store, agent) = begin(2);
     let (mut a, mut b) = meet(&store);
     let tag = link(&agent, &mut a, &mut b);
     agent.kill(&store);
@@ -349,11 +353,7 @@ fn modules_that_were_loaded_again_meanwhile() {
 
 #[test]
 fn a_guest_that_is_destroyed() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    store.create(1, "g1");
-    store.create(2, "g2");
-    let agent = Agent::start(directory.path(), &store);
+    let (_directory, store, agent) = begin(2);
     let (mut a, mut b) = meet(&store);
     link(&agent, &mut a, &mut b);
     let watches = store.watches();
@@ -381,11 +381,7 @@ fn a_guest_that_is_destroyed() {
 
 #[test]
 fn a_guest_that_is_destroyed_before_it_answers() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    store.create(1, "g1");
-    store.create(2, "g2");
-    let agent = Agent::start(directory.path(), &store);
+    let (_directory, store, agent) = begin(2);
     let (mut a, b) = meet(&store);
     b.want(1);
     wait("a task", || a.list("channel").len() == 1);
@@ -422,12 +418,7 @@ fn a_guest_whose_nodes_go_before_the_agent_hears_of_it() {
 
 #[test]
 fn a_guest_that_writes_nonsense() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    for domain in 1..=3 {
-        store.create(domain, &format!("g{domain}"));
-    }
-    let agent = Agent::start(directory.path(), &store);
+    let (_directory, store, agent) = begin(3);
     let (mut a, mut b) = meet(&store);
     let tag = link(&agent, &mut a, &mut b);
     let c = Modules::load(&store, 3, 0x33);
@@ -491,12 +482,7 @@ impl Drop for End<'_> {
 
 #[test]
 fn a_guest_that_floods() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    for domain in 1..=3 {
-        store.create(domain, &format!("g{domain}"));
-    }
-    let agent = Agent::start(directory.path(), &store);
+    let (_directory, store, agent) = begin(3);
     let (mut a, mut b) = meet(&store);
     let c = Modules::load(&store, 3, 0x33);
     wait("the third", || c.peers().len() == 2);
@@ -545,11 +531,7 @@ fn a_guest_that_floods() {
 
 #[test]
 fn refused_by_policy_and_network() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    store.create(1, "g1");
-    store.create(2, "g2");
-    let agent = Agent::start(directory.path(), &store);
+    let (directory, store, agent) = begin(2);
     let (mut a, mut b) = meet(&store);
     link(&agent, &mut a, &mut b);
     let epoch = a.peer(2).expect("a peer").0;
@@ -596,11 +578,7 @@ fn refused_by_policy_and_network() {
 
 #[test]
 fn interfaces_that_come_and_go() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    store.create(1, "g1");
-    store.create(2, "g2");
-    let agent = Agent::start(directory.path(), &store);
+    let (_directory, store, agent) = begin(2);
     let (a, _b) = meet(&store);
     store.plug(1, 1);
     store.plug(2, 1);
@@ -623,11 +601,7 @@ fn interfaces_that_come_and_go() {
 
 #[test]
 fn idle_channels() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    store.create(1, "g1");
-    store.create(2, "g2");
-    let agent = Agent::start(directory.path(), &store);
+    let (_directory, store, agent) = begin(2);
     let (mut a, mut b) = meet(&store);
     let tag = link(&agent, &mut a, &mut b);
     a.say(&format!("channel/{tag}"), "idle");
@@ -646,11 +620,7 @@ fn idle_channels() {
 
 #[test]
 fn a_peer_that_breaks_the_protocol() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    store.create(1, "g1");
-    store.create(2, "g2");
-    let agent = Agent::start(directory.path(), &store);
+    let (_directory, store, agent) = begin(2);
     let (mut a, mut b) = meet(&store);
     let tag = link(&agent, &mut a, &mut b);
     a.say(&format!("channel/{tag}"), "broken");
@@ -672,11 +642,7 @@ fn a_peer_that_breaks_the_protocol() {
 
 #[test]
 fn memory_that_cannot_be_made_or_mapped() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    store.create(1, "g1");
-    store.create(2, "g2");
-    let agent = Agent::start(directory.path(), &store);
+    let (_directory, store, agent) = begin(2);
     let (mut a, mut b) = meet(&store);
     a.fail = Some(28);
     b.want(1);
@@ -714,11 +680,7 @@ fn memory_that_cannot_be_made_or_mapped() {
 
 #[test]
 fn a_guest_that_does_not_make_the_memory() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    store.create(1, "g1");
-    store.create(2, "g2");
-    let agent = Agent::start(directory.path(), &store);
+    let (_directory, store, agent) = begin(2);
     let (mut a, mut b) = meet(&store);
     a.polite = false;
     b.want(1);
@@ -739,11 +701,7 @@ fn a_guest_that_does_not_make_the_memory() {
 
 #[test]
 fn a_guest_that_does_not_answer_close() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    store.create(1, "g1");
-    store.create(2, "g2");
-    let agent = Agent::start(directory.path(), &store);
+    let (_directory, store, agent) = begin(2);
     let (mut a, mut b) = meet(&store);
     link(&agent, &mut a, &mut b);
     b.polite = false;
@@ -757,11 +715,7 @@ fn a_guest_that_does_not_answer_close() {
 
 #[test]
 fn guests_that_are_told_to_end() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    store.create(1, "g1");
-    store.create(2, "g2");
-    let agent = Agent::start(directory.path(), &store);
+    let (_directory, store, agent) = begin(2);
     let (mut a, mut b) = meet(&store);
     link(&agent, &mut a, &mut b);
     store.dom0("/local/domain/2/control/shutdown", "suspend");
@@ -780,11 +734,7 @@ fn guests_that_are_told_to_end() {
 
 #[test]
 fn detached_and_attached_again() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    store.create(1, "g1");
-    store.create(2, "g2");
-    let agent = Agent::start(directory.path(), &store);
+    let (directory, store, agent) = begin(2);
     let (mut a, mut b) = meet(&store);
     link(&agent, &mut a, &mut b);
     std::thread::scope(|scope| {
@@ -834,11 +784,7 @@ fn names_that_are_not_unique() {
 
 #[test]
 fn a_guest_that_is_saved_and_restored() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    store.create(1, "g1");
-    store.create(2, "g2");
-    let agent = Agent::start(directory.path(), &store);
+    let (_directory, store, agent) = begin(2);
     let (mut a, mut b) = meet(&store);
     let tag = link(&agent, &mut a, &mut b);
     let epoch = a.peer(2).expect("a peer").0;
@@ -871,11 +817,7 @@ fn a_guest_that_is_saved_and_restored() {
 
 #[test]
 fn a_guest_that_is_checkpointed() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    store.create(1, "g1");
-    store.create(2, "g2");
-    let agent = Agent::start(directory.path(), &store);
+    let (_directory, store, agent) = begin(2);
     let (mut a, mut b) = meet(&store);
     let tag = link(&agent, &mut a, &mut b);
     let epoch = a.peer(2).expect("a peer").0;
@@ -898,11 +840,7 @@ fn a_guest_that_is_checkpointed() {
 
 #[test]
 fn a_guest_that_is_migrated_within_the_host() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    store.create(1, "g1");
-    store.create(2, "g2");
-    let agent = Agent::start(directory.path(), &store);
+    let (_directory, store, agent) = begin(2);
     let (mut a, mut b) = meet(&store);
     let tag = link(&agent, &mut a, &mut b);
     store.restore(3, "g2--incoming", 2);
@@ -930,9 +868,7 @@ fn a_guest_that_is_migrated_within_the_host() {
 
 #[test]
 fn a_guest_with_nodes_of_an_earlier_life() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    store.create(1, "g1");
+    let (directory, store) = domains(1);
     // What was number 2 elsewhere is 4 here, where 2 is somebody else.
     store.create(2, "other");
     store.restore(4, "g2", 3);
@@ -1013,11 +949,7 @@ fn a_store_that_is_busy_or_full() {
 
 #[test]
 fn an_agent_that_ends() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    store.create(1, "g1");
-    store.create(2, "g2");
-    let agent = Agent::start(directory.path(), &store);
+    let (directory, store, agent) = begin(2);
     let (mut a, mut b) = meet(&store);
     let tag = link(&agent, &mut a, &mut b);
     let generation = a.told("directory");
@@ -1039,12 +971,7 @@ fn an_agent_that_ends() {
 
 #[test]
 fn domains_that_dom0_routes_between() {
-    let directory = directory();
-    let store = Xenstored::start(directory.path());
-    for domain in 1..=2 {
-        store.create(domain, &format!("g{domain}"));
-    }
-    let agent = Agent::start(directory.path(), &store);
+    let (directory, store, agent) = begin(2);
     // As vif-route leaves them: in no bridge, each with the address of all.
     let vif = |domain: u32| {
         let mac = [0xfe, 0xff, 0xff, 0xff, 0xff, 0xff];
