@@ -999,13 +999,15 @@ impl Broker {
         let path = self.paths.get(&key).cloned().unwrap_or_default();
         self.note("guest-arriving", &name, "", 0, &machine.kind_name);
         let arrival = Arrival { machine, name, path, _stop: stop };
+        let description = json!(describe_arrival(&arrival));
         self.patience.remove(&key);
+        self.arriving.insert(key, arrival);
+        // Before anybody is told: the next agent has to know of it as well.
+        self.save();
         if let Some(reply) = self.attaching.remove(&key) {
             // Fails only if the client hung up.
-            let _ = reply.send(Ok(json!(describe_arrival(&arrival))));
+            let _ = reply.send(Ok(description));
         }
-        self.arriving.insert(key, arrival);
-        self.save();
     }
 
     /// Prepares a guest, and migrates it then if there is somewhere to.
