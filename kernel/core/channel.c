@@ -169,17 +169,17 @@ static void stall_timer(struct timer_list *timer)
 		if (!was)
 			vmloop_count(channel->peer, VMLOOP_STALLS, 1);
 		mod_delayed_work(vmloop_workqueue, &channel->link->work, 0);
-		/* What waits for room must go another way. */
-		lane->path->lane_event(lane);
 	}
+	/*
+	 * What waits for room must go another way; what is kept until the peer
+	 * has read it can go.
+	 */
+	lane->path->lane_event(lane);
 	if (channel->stalled && !was)
 		vmloop_lane_ring(lane);
 	if (pending)
 		mod_timer(timer, jiffies + (channel->stalled ?
 					    STALL_POLL : VMLOOP_STALL_TIME));
-	else
-		/* All is read: what the path keeps until then can go. */
-		lane->path->lane_event(lane);
 }
 
 /**

@@ -15,7 +15,7 @@
  * asked for: exchanges of single datagrams cost none.
  *
  * Nothing is kept for long: a lane that goes down or stalls gives all back, and
- * what was read last is given back when the core finds the ring empty.
+ * what was read last is given back when the core next looks at the peer's tail.
  *
  * Context: bottom halves off. The lane's tx_lock protects the queue; frames are
  * freed outside of it, as that wakes their senders.
@@ -32,7 +32,7 @@
 #define SLACK	2
 
 struct held_cb {
-	u32 position;
+	u32 position;	/* of the peer's tail when it can go */
 };
 
 static struct held_cb *held_cb(struct sk_buff *skb)
@@ -107,6 +107,22 @@ static void settle(struct net_lane *net, struct sk_buff_head *done)
 		collect(net, done);
 }
 
+/*
+ * Where the peer's tail is to be for a frame to go. Frames go in order, so that
+ * whoever waits for the last one waits for all: a large one after a small one,
+ * which would have more slack, goes with that.
+ */
+static u32 go_position(struct net_lane *net, const struct sk_buff *skb,
+		       u32 end)
+{
+	struct sk_buff *last = skb_peek_tail(&net->held);
+	u32 position = end - SLACK * skb->len;
+
+	if (last && (s32)(position - held_cb(last)->position) < 0)
+		return held_cb(last)->position;
+	return position;
+}
+
 /**
  * net_hold() - a frame is in the ring: give it back now or when it is read
  * @net: the lane
@@ -126,10 +142,10 @@ void net_hold(struct net_lane *net, struct sk_buff *skb, u32 position)
 	nf_reset_ct(skb);
 	skb_ext_reset(skb);
 	skb->dev = NULL;
-	held_cb(skb)->position = position - SLACK * skb->len;
 
 	__skb_queue_head_init(&done);
 	spin_lock(&lane->tx_lock);
+	held_cb(skb)->position = go_position(net, skb, position);
 	__skb_queue_tail(net->down ? &done : &net->held, skb);
 	net->held_pressing |= is_pressing(skb);
 	settle(net, &done);
