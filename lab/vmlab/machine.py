@@ -4,6 +4,7 @@
 import json
 import shlex
 import time
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 20.0
 
 
-class Machine:
+class Machine(ABC):
     """The host or a guest."""
 
     def __init__(self, lab: "Lab", name: str) -> None:
@@ -28,9 +29,9 @@ class Machine:
         self.name = name
 
     @property
+    @abstractmethod
     def host(self) -> "Host":
         """The host on which it is; a host is on itself."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.lab.name}/{self.name}>"

@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 from .protocol import (
@@ -45,7 +46,7 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-class Link:
+class Link(ABC):
     """The line to one machine's agent. Subclasses say what carries it."""
 
     gone_code = LAB_GONE
@@ -61,9 +62,9 @@ class Link:
         self._parser = Parser()
         self._waiting: list[bytes] = []
 
+    @abstractmethod
     def write(self, data: bytes) -> None:
         """Send bytes to the agent."""
-        raise NotImplementedError
 
     def greet(self) -> None:
         """Ask for the agent: it answers once its machine has booted."""
