@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use fake::agent::{Agent, link, meet};
+use fake::agent::{Agent, link, meet, two_guests};
 use fake::{Modules, Qemu, wait};
 use vmloop_abi::shm;
 use vmloop_api::Request;
@@ -88,9 +88,7 @@ const ROUTED: &str = "idle_ms = 0\n[[routed]]\nname = 'all'\nmembers = ['g*']\n\
 
 #[test]
 fn from_hello_to_a_channel_and_back() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     assert_eq!((a.directory[0].mac[5], a.directory[0].mtu, a.welcomes), (2, 1500, 1));
     assert_eq!(a.directory[0].ip[0].ip[..4], [10, 0, 0, 2]);
@@ -147,9 +145,7 @@ fn from_hello_to_a_channel_and_back() {
 
 #[test]
 fn a_guest_that_ends() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     link(&mut a, &mut b, &one, &two);
     two.kill();
@@ -163,9 +159,7 @@ fn a_guest_that_ends() {
 
 #[test]
 fn a_guest_that_is_reset_or_shut_down() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     for (event, incarnation) in [("RESET", 91), ("SHUTDOWN", 92)] {
         let tag = link(&mut a, &mut b, &one, &two);
@@ -241,9 +235,7 @@ fn an_agent_that_is_killed() {
 
 #[test]
 fn a_device_that_cannot_be_plugged() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (_directory, one, two, agent) = two_guests();
     let (mut a, _b) = meet(&agent, &one, &two);
     two.state().fail_device_add = Some("vmloop-ch".into());
     let peer = a.directory[0];
@@ -301,9 +293,7 @@ fn a_guest_that_misbehaves() {
 
 #[test]
 fn a_control_device_that_is_lost() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     link(&mut a, &mut b, &one, &two);
     one.lose("vmloop-ctl");
@@ -323,9 +313,7 @@ fn a_control_device_that_is_lost() {
 
 #[test]
 fn a_channel_device_that_is_lost() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     let tag = link(&mut a, &mut b, &one, &two);
     // The guest itself does not say a word: it may never have seen the device.
@@ -341,9 +329,7 @@ fn a_channel_device_that_is_lost() {
 
 #[test]
 fn a_guest_that_claims_what_is_not_its_own() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     let tag = link(&mut a, &mut b, &one, &two);
     // Channels of others, peers that do not exist, itself, another epoch.
@@ -374,9 +360,7 @@ fn a_guest_that_claims_what_is_not_its_own() {
 
 #[test]
 fn policy_and_network_close_channels() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     link(&mut a, &mut b, &one, &two);
 
@@ -421,9 +405,7 @@ fn policy_and_network_close_channels() {
 
 #[test]
 fn a_guest_that_does_not_answer_close() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     link(&mut a, &mut b, &one, &two);
     b.polite = false;

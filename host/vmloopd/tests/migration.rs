@@ -8,7 +8,7 @@ mod fake;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fake::agent::{Agent, PREPARED, link, meet};
+use fake::agent::{Agent, PREPARED, link, meet, two_guests};
 use fake::{Modules, Qemu, wait};
 use serde_json::{Value, json};
 use vmloop_abi::shm;
@@ -84,9 +84,7 @@ fn is_clean(qemu: &Qemu) -> bool {
 
 #[test]
 fn a_migration() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     link(&mut a, &mut b, &one, &two);
     let uri = "tcp:host2:49152".to_owned();
@@ -186,9 +184,7 @@ fn an_identity_that_is_taken_at_the_destination() {
 
 #[test]
 fn a_migration_that_is_refused() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     link(&mut a, &mut b, &one, &two);
     one.state().refuse_migrate = Some("State blocked by non-migratable device".into());
@@ -205,9 +201,7 @@ fn a_migration_that_is_refused() {
 
 #[test]
 fn a_migration_that_fails() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     link(&mut a, &mut b, &one, &two);
     let request = Request::Migrate { guest: "g1".into(), uri: "tcp:host2:1".into() };
@@ -228,9 +222,7 @@ fn a_migration_that_fails() {
 
 #[test]
 fn a_migration_that_is_cancelled() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     link(&mut a, &mut b, &one, &two);
     let request = Request::Migrate { guest: "g1".into(), uri: "tcp:host2:1".into() };
@@ -259,9 +251,7 @@ fn a_migration_that_is_cancelled() {
 /// By QMP, libvirt, or whatever it may be: prepared by us, begun by somebody.
 #[test]
 fn a_migration_of_somebody_else() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     link(&mut a, &mut b, &one, &two);
     assert!(!one.migrate(), "our devices block it");
@@ -316,9 +306,7 @@ fn a_migration_that_begins_while_the_device_is_plugged() {
 
 #[test]
 fn a_migration_that_never_comes() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     link(&mut a, &mut b, &one, &two);
     prepare(&agent, "g1", &mut a, &mut b);
@@ -414,9 +402,7 @@ fn an_agent_that_is_killed_while_it_prepares() {
 
 #[test]
 fn an_agent_that_is_killed_during_the_migration() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     link(&mut a, &mut b, &one, &two);
     prepare(&agent, "g1", &mut a, &mut b);
@@ -445,9 +431,7 @@ fn an_agent_that_is_killed_during_the_migration() {
 
 #[test]
 fn a_peer_that_vanishes_meanwhile() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     link(&mut a, &mut b, &one, &two);
     b.polite = false;
@@ -470,9 +454,7 @@ fn a_peer_that_vanishes_meanwhile() {
 
 #[test]
 fn a_guest_that_vanishes_while_it_is_prepared() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     link(&mut a, &mut b, &one, &two);
     one.state().keeps = Some("vmloop-ctl".into());
@@ -492,9 +474,7 @@ fn a_guest_that_vanishes_while_it_is_prepared() {
 
 #[test]
 fn two_at_once() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     link(&mut a, &mut b, &one, &two);
     thread::scope(|scope| {
@@ -547,9 +527,7 @@ fn within_the_host() {
 
 #[test]
 fn a_guest_that_keeps_its_device() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    let agent = Agent::start(directory.path());
+    let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
     link(&mut a, &mut b, &one, &two);
     one.state().keeps = Some("vmloop-ctl".into());

@@ -108,6 +108,14 @@ impl Agent {
     }
 }
 
+/// Guests 1 and 2, not attached yet, and an agent.
+pub fn two_guests() -> (tempfile::TempDir, Qemu, Qemu, Agent) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
+    let agent = Agent::start(directory.path());
+    (directory, one, two, agent)
+}
+
 /// Two guests that know of each other.
 pub fn meet<'a>(agent: &Agent, one: &'a Qemu, two: &'a Qemu) -> (Modules<'a>, Modules<'a>) {
     agent.attach(one);
