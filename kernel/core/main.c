@@ -14,7 +14,8 @@ static int __init vmloop_init(void)
 {
 	int err;
 
-	vmloop_workqueue = alloc_workqueue("vmloop", WQ_UNBOUND, 0);
+	vmloop_workqueue = alloc_workqueue("vmloop",
+					   WQ_UNBOUND | WQ_HIGHPRI, 0);
 	if (!vmloop_workqueue)
 		return -ENOMEM;
 

@@ -258,14 +258,14 @@ static void control_work(struct work_struct *work)
 		container_of(work, struct ivshmem_control, work);
 
 	if (open(control) && receive(control))
-		schedule_work(&control->work);
+		queue_work(system_highpri_wq, &control->work);
 }
 
 static void event(struct ivshmem_device *device)
 {
 	struct ivshmem_control *control = device->priv;
 
-	schedule_work(&control->work);
+	queue_work(system_highpri_wq, &control->work);
 }
 
 /* Coming and going ------------------------------------------------------- */
@@ -332,7 +332,7 @@ void ivshmem_control_start(struct ivshmem_device *device)
 	spin_unlock_bh(&control_lock);
 
 	ivshmem_ring(device);
-	schedule_work(&control->work);
+	queue_work(system_highpri_wq, &control->work);
 }
 
 /**
