@@ -56,16 +56,23 @@ static int tap_passes(const struct tap_test *test)
 	return 1;
 }
 
-/* Runs all tests, or those whose names contain @only; the exit status. */
+/*
+ * Runs all tests, or those whose names contain @only; the exit status. With
+ * --first for @only it runs all, up to the first that fails.
+ */
 static int tap_run(const struct tap_test *tests, int count, const char *only)
 {
+	int first = only && strcmp(only, "--first") == 0;
 	int failed = 0;
 	int number = 0;
+
+	if (first)
+		only = NULL;
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (!only)
 		printf("1..%d\n", count);
-	for (int i = 0; i < count; i++) {
+	for (int i = 0; i < count && !(first && failed); i++) {
 		int passed;
 
 		if (only && !strstr(tests[i].name, only))

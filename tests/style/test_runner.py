@@ -110,6 +110,15 @@ def test_steps_that_use_the_same_wait(runner: ModuleType) -> None:
     assert (total.passed, total.failed) == (4, 0)
 
 
+def test_a_step_that_is_alone_shares_nothing(runner: ModuleType) -> None:
+    """Whatever runs beside it finds its directory, or it theirs."""
+    step = "mkdir mine.$$ && sleep 0.2 && {} && rmdir mine.$$"
+    lonely = step.format('test "$(ls -d mine.*)" = mine.$$')
+    steps = [runner.Step(f"step {n}", lonely if n % 3 == 1 else step.format(":"), alone=n % 3 == 1) for n in range(7)]
+    total = runner.run_all(steps, 3)
+    assert (total.passed, total.failed) == (7, 0)
+
+
 @pytest.mark.parametrize(
     ("command", "status", "last"), [("true", 0, "1 passed, 0 failed"), ("false", 1, "0 passed, 1 failed")]
 )
