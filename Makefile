@@ -82,7 +82,7 @@ series: known-host modules host ## Throughput over the size of messages, and of 
 	@bench/run series --host $(HOST)
 
 .PHONY: demo-migration
-demo-migration: known-host modules host ## A guest moves between two hosts; HOST=kvm
+demo-migration: known-host modules host ## A guest moves between two hosts
 	@bench/run migration --host $(HOST)
 
 .PHONY: bench-ring
@@ -109,5 +109,5 @@ help: ## This list
 		/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 } \
 	' $(MAKEFILE_LIST)
 	@echo
-	@echo "HOST is the kind of host that demo and series boot: $(HOST)"
+	@echo "HOST is the kind of host that the demos and series boot: $(HOST)"
 	@echo "KERNELS is $(or $(KERNELS),empty: no headers are installed)"

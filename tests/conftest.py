@@ -27,11 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="destroy each side of a channel on Xen N times  [%(default)s]",
     )
-    parser.addoption("--migrations", action="store_true", help="run the tests of two KVM hosts, too")
+    parser.addoption("--migrations", action="store_true", help="run the tests of two hosts, too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "migrations: needs two KVM hosts; runs with --migrations")
+    config.addinivalue_line("markers", "migrations: needs two hosts; runs with --migrations")
+    config.addinivalue_line("markers", "kvm_only: uses what only a QEMU has: its devices, QMP")
 
 
 def is_wanted(config: pytest.Config, item: pytest.Function) -> bool:

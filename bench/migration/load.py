@@ -20,9 +20,9 @@ from .stage import HERE, Detached, Stage, now
 TURNS, BEATS_TO_G1, BEATS_TO_G2, BYTES_TO_G1, BYTES_TO_G2, IPERF_TO_G1, IPERF_TO_G2 = range(7300, 7307)
 """Ports."""
 
-BEATS = 200
+BEATS = 50
 """Numbered datagrams a second, each way."""
-MEGABYTES = 6
+MEGABYTES = 2
 """Checked bytes a second, each way."""
 IPERF = "10M"
 """Bits a second of iperf3, each way."""

@@ -6,6 +6,7 @@ from string import Template
 from typing import Any
 
 from ..demo.page import WIDTH, esc, nice_top
+from .hosts import HOSTS
 from .timeline import Timeline
 
 HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 390, 62, 16, 116, 38
@@ -13,14 +14,14 @@ HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 390, 62, 16, 116, 38
 LABELS = {
     "migration asked for": "asked for",
     "channel down": "channel down",
-    "prepared": "QEMU begins",
+    "prepared": "",
     "arrived": "arrived",
     "channel up": "channel up",
 }
-"""Events that are marked, and what stands there."""
+"""Events that are marked, and what stands there; for "prepared" what the kind of host does then."""
 
 
-def plot(timeline: Timeline) -> str:
+def plot(timeline: Timeline, halts: str) -> str:
     """Rate over time; where a channel was up is shaded, and every moment is marked."""
     end = timeline.points[-1][0]
     ceiling, step = nice_top(max(rate for _, rate in timeline.points))
@@ -66,7 +67,7 @@ def plot(timeline: Timeline) -> str:
         )
         parts.append(
             f'<text class="label{up}" x="{place + (-6 if far else 6):.1f}" y="{row}"'
-            f' text-anchor="{"end" if far else "start"}">{esc(LABELS[event["what"]])}'
+            f' text-anchor="{"end" if far else "start"}">{esc(LABELS[event["what"]] or halts)}'
             f'<tspan class="when" dx="6">{event["at"]:.1f} s</tspan></text>'
         )
     parts.append("</svg>")
@@ -88,6 +89,11 @@ def zones(events: list[dict[str, Any]], end: float) -> list[tuple[float, float]]
     return found
 
 
+def format_ms(value: float | None) -> str:
+    """Milliseconds; a figure that was not measured says so."""
+    return "not measured" if value is None else f"{value:.0f} ms"
+
+
 def write_page(path: Path, data: dict[str, Any], timeline: Timeline) -> None:
     """Write the page."""
     rows = []
@@ -96,19 +102,20 @@ def write_page(path: Path, data: dict[str, Any], timeline: Timeline) -> None:
         rows.append(
             f"<tr><td>{esc(trip['to'])}</td><td class=n>{trip['prepared'] - trip['began']:.2f}</td>"
             f"<td class=n>{trip['arrived'] - trip['prepared']:.1f}</td><td class=n>{rise}</td>"
-            f"<td class=n>{trip['added_pause_ms']:.0f}</td><td class=n>{trip['lost']}</td></tr>"
+            f"<td class=n>{trip['work_ms']:.0f}</td><td class=n>{trip['pause_ms']:.0f}</td>"
+            f"<td class=n>{trip['lost']}</td></tr>"
         )
     facts = "".join(f"<dt>{esc(name)}</dt><dd>{esc(value)}</dd>" for name, value in data["stage"].items())
     template = Template((Path(__file__).parent / "page.html").read_text())
     path.write_text(
         template.substitute(
-            plot=plot(timeline),
+            plot=plot(timeline, HOSTS[data["host"]].halts),
             rows="".join(rows),
             facts=facts,
             trips=data["round_trips"],
             broken=data["connections_broken"],
             wrong=data["bytes_wrong"],
             lost=data["frames_lost_by_vmloop"],
-            pause=f"{data['added_pause_ms']:.0f}",
+            pause=format_ms(data["added_pause_ms"]),
         )
     )

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The stage: two KVM hosts with an agent each, g1 that stays on the first, g2 that moves."""
+"""The stage: two hosts with an agent each, g1 that stays on the first, g2 that moves."""
 
 import json
-import re
 import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 from vmlab import Guest, Host, Lab, paths
@@ -13,18 +11,13 @@ from vmlab.errors import CommandFailed, VmlabError
 from vmlab.process import Process
 
 from ..path.stage import BIN, wait_for
+from .hosts import HOSTS
 
 TOOLS = paths.OUT / "guest-tools"
 HERE = "/run/vmloop-test"
 """Where each machine has its own copy of the programs."""
 
-SOCKETS = "/run/vmlab/*/qmp.sock"
-"""What the agents watch: the QEMU of whoever arrives is found by itself."""
-
 POLICY = "idle_ms = 0\n"
-MODULES = ("vmloop_ivshmem", "vmloop_net")
-LAB: dict[str, Any] = {"hosts": 2, "guests": 2, "memory": 3072, "guest_memory": 512}
-"""What Lab.up() is to make."""
 
 
 def build_tools() -> None:
@@ -37,11 +30,16 @@ class Stage:
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
+        self.kind = HOSTS[lab.kind.name]
         self.g1 = lab.guest("g1")
         self.g2 = lab.guest("g2")
         self.agents: dict[str, Process] = {}
         self.events: dict[str, Process] = {}
         """What each agent tells as it happens."""
+
+    def patient(self, seconds: float) -> float:
+        """How long to wait here for what may take so long on KVM hosts."""
+        return seconds * self.kind.patience
 
     # The agents
 
@@ -61,7 +59,8 @@ class Stage:
     def start_agent(self, host: Host) -> None:
         """Start a host's agent; returns when it answers."""
         log = f"/run/vmlab/lab/{host.name}/vmloopd.log"
-        command = f"{HERE}/vmloopd --policy {HERE}/policy.toml --watch '{SOCKETS}' --log-level debug"
+        # As vmloopd.service says.
+        command = f"nice -n -5 {HERE}/vmloopd --policy {HERE}/policy.toml {self.kind.agent_options} --log-level debug"
         agent = self.agents[host.name] = host.popen(f"exec {command} >>{log} 2>&1")
 
         def answers() -> bool:
@@ -69,7 +68,7 @@ class Stage:
                 raise VmlabError(f"vmloopd ended: see {self.lab.directory}/{host.name}/vmloopd.log")
             return self.command(host, "status", check=False).code == 0
 
-        wait_for(answers, 30, f"vmloopd answers on {host.name}")
+        wait_for(answers, self.patient(30), f"vmloopd answers on {host.name}")
         self.events[host.name] = host.popen([f"{HERE}/vmloop", "--host", "events", "--json"])
 
     def kill_agent(self, host: Host) -> None:
@@ -77,6 +76,17 @@ class Stage:
         agent = self.agents.pop(host.name)
         agent.kill()
         agent.wait(20)
+
+    def without(self) -> None:
+        """End vmloop on both hosts, while g2 is apart: nothing of it stands in any guest's way.
+
+        ensure() has it back.
+        """
+        for host in self.lab.hosts.values():
+            if self.kind.has_hook:
+                for name in [guest.name for guest in (self.g1, self.g2) if guest.host is host]:
+                    self.command(host, "detach", name)
+            self.kill_agent(host)
 
     def command(self, host: Host, *words: str, check: bool = True, timeout: float = 60) -> Any:
         """Run the vmloop command on a host."""
@@ -99,7 +109,7 @@ class Stage:
         guest.run(["mkdir", "-p", HERE])
         for name in ("beat", "control", "stream", "turns"):
             guest.put(TOOLS / name, f"{HERE}/{name}")
-        guest.run(f"modprobe -a {' '.join(MODULES)} && touch {HERE}/ready", timeout=120)
+        guest.run(f"modprobe -a {' '.join(self.kind.modules)} && touch {HERE}/ready", timeout=self.patient(120))
 
     def state(self, guest: Guest, peer: Guest) -> str:
         """State of the channel to a peer; "gone" if the directory has it not."""
@@ -115,13 +125,6 @@ class Stage:
     def is_up(self) -> bool:
         """Whether both use the channel."""
         return self.state(self.g1, self.g2) == self.state(self.g2, self.g1) == "up"
-
-    def left_behind(self, guest: Guest) -> list[str]:
-        """Devices and character devices of vmloop's in a guest's QEMU."""
-        devices = guest.qmp("qom-list", {"path": "/machine/peripheral"})
-        chardevs = guest.qmp("query-chardev")
-        names = [str(one["name"]) for one in devices] + [str(one["label"]) for one in chardevs]
-        return [name for name in names if name.startswith("vmloop")]
 
     # Migrations
 
@@ -147,17 +150,8 @@ class Stage:
             times[:] = [float(one["time"]) for one in self.told(host) if one["event"] == event and one["time"] >= after]
             return bool(times)
 
-        wait_for(is_there, 5, f"the agent on {host.name} tells of {event}")
+        wait_for(is_there, self.patient(5), f"the agent on {host.name} tells of {event}")
         return times[0]
-
-    def resumed(self, guest: Guest) -> float:
-        """When a guest's QEMU last went on, by its host's clock: what it said on the agent's QMP socket."""
-        log: Path = self.lab.directory / guest.name / "qmp.log"
-        pattern = r'"timestamp": \{"seconds": (\d+), "microseconds": (\d+)\}, "event": "RESUME"'
-        found = re.findall(pattern, log.read_text(errors="replace"))
-        if not found:
-            raise VmlabError(f"{guest.name} has not arrived anywhere: see {log}")
-        return int(found[-1][0]) + int(found[-1][1]) / 1e6
 
 
 class Detached:
@@ -205,8 +199,8 @@ class Detached:
         return int(self.guest.run(["cat", status]).out)
 
     def kill(self) -> None:
-        """SIGKILL, whatever it does."""
-        self.guest.run(f"kill -KILL $(cat {self.file}.pid) 2>/dev/null", check=False)
+        """SIGKILL, whatever it does. A guest that does not answer any more keeps nobody waiting."""
+        self.guest.run(f"kill -KILL $(cat {self.file}.pid) 2>/dev/null", check=False, timeout=5)
 
 
 def now() -> float:

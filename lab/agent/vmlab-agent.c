@@ -79,6 +79,7 @@ struct stream {
 static struct stream streams[MAX_STREAMS];
 static int port = -1;
 static bool terminal;		/* the port is one, so its line needs care */
+static const char *terminal_path;
 static bool synced = true;	/* false: skip input up to the next HELLO */
 static char outbuf[OUT_SIZE];
 static size_t out_start, out_end;
@@ -648,6 +649,25 @@ static int open_terminal(const char *path)
 	return fd;
 }
 
+/*
+ * Returns once there is a port. What the outside sent to a terminal until then
+ * may be lost: it is told to greet again.
+ */
+static void wait_for_port(void)
+{
+	int tries = 0;
+
+	while ((port = terminal_path ? open_terminal(terminal_path) : open_port()) < 0) {
+		if (++tries == 500) {
+			errno = ENODEV;
+			note(terminal_path ? terminal_path : "no virtio-serial port " PORT_NAME);
+		}
+		poll(NULL, 0, 20);
+	}
+	if (terminal)
+		send_frame(0, F_WELCOME, "", 0);
+}
+
 static struct pollfd polls[2 + 3 * MAX_STREAMS];
 static struct stream *poll_stream[2 + 3 * MAX_STREAMS];
 
@@ -712,7 +732,13 @@ static void one_round(int signals)
 	if (polls[1].revents & POLLHUP) {
 		reset();
 		in_len = 0;
-		poll(NULL, 0, 50);	/* no event tells of a new connection */
+		if (terminal) {
+			/* The guest was restored: its console is another one now. */
+			close(port);
+			wait_for_port();
+		} else {
+			poll(NULL, 0, 50);	/* no event tells of a new connection */
+		}
 	} else if ((polls[1].revents & POLLIN) && !read_port()) {
 		reset();
 		in_len = 0;
@@ -722,24 +748,17 @@ static void one_round(int signals)
 
 int main(int argc, char **argv)
 {
-	int signals, tries = 0;
 	sigset_t set;
+	int signals;
 
 	signal(SIGPIPE, SIG_IGN);
 	sigemptyset(&set);
 	sigaddset(&set, SIGCHLD);
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-	while ((port = argc > 1 ? open_terminal(argv[1]) : open_port()) < 0) {
-		if (++tries == 500) {
-			errno = ENODEV;
-			note(argc > 1 ? argv[1] : "no virtio-serial port " PORT_NAME);
-		}
-		poll(NULL, 0, 20);
-	}
-	/* What the outside sent until now may be lost: have it greet again. */
-	if (terminal)
-		send_frame(0, F_WELCOME, "", 0);
+	if (argc > 1)
+		terminal_path = argv[1];
+	wait_for_port();
 	fprintf(stderr, "vmlab-agent: ready\n");
 	for (;;)
 		one_round(signals);

@@ -67,23 +67,25 @@ def _up(name: str, guests: int, **options: Any) -> None:
 
 
 @up.command("xen")
+@click.option("--hosts", default=1, show_default=True, help="1 or 2. Guests of two hosts can be migrated.")
 @click.option("--guests", default=2, show_default=True, help="How many guests: g1, g2, ...")
 @click.option("--kernel", default="6.1", show_default=True, help="Guests' kernel: 6.1, 6.12 or debug.")
 @click.option("--host-kernel", default="6.1", show_default=True, help="dom0's kernel.")
 @click.option("--pvh", is_flag=True, help="PVH guests  [default: PV]")
 @click.option("--virtual-time", is_flag=True, help="Clocks go by the instructions executed, whatever else runs here.")
 @click.option("--mtu", default=1500, show_default=True, help="MTU of bridge and guests.")
-@click.option("--memory", default=4096, show_default=True, metavar="MIB", help="Of the outer machine.")
+@click.option("--memory", default=4096, show_default=True, metavar="MIB", help="Of each outer machine.")
 @click.option("--guest-memory", type=int, metavar="MIB", help="Of each guest  [default: 512, debug kernel 1024]")
 @click.option("--modules", metavar="DIR", help="*.ko for the guests  [default: out/modules/RELEASE]")
 @click.option("--accel", default="auto", show_default=True, help="Of the outer machine: auto (tcg), tcg or kvm.")
 @NAME
-def up_xen(guests: int, kernel: str, host_kernel: str, pvh: bool, virtual_time: bool, mtu: int, memory: int,
+def up_xen(hosts: int, guests: int, kernel: str, host_kernel: str, pvh: bool, virtual_time: bool, mtu: int, memory: int,
            guest_memory: int | None, modules: str | None, accel: str, name: str) -> None:  # fmt: skip
-    """Boot a Xen host and its guests."""
+    """Boot a Xen host, or two, and their guests."""
     _up(
-        name, guests, kind="xen", kernel=kernel, host_kernel=host_kernel, machine="pvh" if pvh else "pv", mtu=mtu,
-        memory=memory, guest_memory=guest_memory, modules=modules, accelerator=accel, virtual_time=virtual_time,
+        name, guests, kind="xen", hosts=hosts, kernel=kernel, host_kernel=host_kernel,
+        machine="pvh" if pvh else "pv", mtu=mtu, memory=memory, guest_memory=guest_memory, modules=modules,
+        accelerator=accel, virtual_time=virtual_time,
     )  # fmt: skip
 
 
@@ -242,7 +244,7 @@ def add(name: str, guest: str | None, **options: Any) -> None:
 @click.argument("guest")
 @click.argument("host")
 def migrate(name: str, guest: str, host: str) -> None:
-    """Move a GUEST to another HOST while it runs, by plain QMP."""
+    """Move a GUEST to another HOST while it runs, by plain QMP or xl migrate."""
     from .lab import Lab
 
     Lab.open(name).migrate(guest, host)

@@ -170,7 +170,7 @@ def default_modules(kernel: Kernel) -> Path | None:
 def stage_modules(kernel: Kernel, extra: Path | None, key: str) -> Path:
     """Make the directory that becomes /lib/modules/RELEASE in machines.
 
-    ``extra`` is a directory whose *.ko go below updates/. ``key`` names the
+    ``extra`` is a directory whose *.ko go below updates/, without what is for debuggers. ``key`` names the
     tree: trees of two labs differ. Does nothing when nothing changed. The
     tree's files are replaced, never rewritten, so machines may use it meanwhile.
     """
@@ -194,7 +194,8 @@ def stage_modules(kernel: Kernel, extra: Path | None, key: str) -> Path:
                 shutil.copy2(kernel.modules / name, tree / name)
         for path in ours:
             fresh = tree / "updates" / f".{path.name}.new"
-            shutil.copy2(path, fresh)
+            # What a debugger wants is nine tenths of it, and guests read it anew at each modprobe.
+            run_tool(["strip", "--strip-debug", "--preserve-dates", "-o", fresh, path], f"strip {path.name}")
             fresh.rename(tree / "updates" / path.name)
         for old in (tree / "updates").glob("*.ko"):
             if old.name not in {path.name for path in ours}:

@@ -54,10 +54,12 @@ class HostKind(ABC):
             raise VmlabError(f"no machine {machine!r} on a {self.name} host: choose one of {', '.join(self.machines)}")
         return machine
 
-    def check_hosts(self, hosts: int) -> None:
+    def check_hosts(self, hosts: int, virtual_time: bool) -> None:
         """Raise VmlabError unless a lab of this kind can have so many hosts."""
-        if hosts != 1:
-            raise VmlabError(f"a lab of kind {self.name} has one host")
+        if hosts not in (1, 2):
+            raise VmlabError("a lab has one host or two")
+        if hosts > 1 and virtual_time:
+            raise VmlabError("virtual time is for one host: two have no clock in common")
 
     @abstractmethod
     def choose_accelerator(self, wanted: str, virtual_time: bool) -> str:
@@ -99,6 +101,24 @@ class HostKind(ABC):
     @abstractmethod
     def attach(self, guest: "Guest") -> int:
         """Tie this process's terminal to the guest's console; returns a status for exit."""
+
+    @abstractmethod
+    def wait_incoming(self, there: "Guest") -> None:
+        """Wait until what was started with ``incoming`` waits for a guest to come."""
+
+    @abstractmethod
+    def begin_migration(self, guest: "Guest", uri: str, seconds: float) -> None:
+        """Have a guest's host migrate it to ``tcp:ADDRESS:PORT``, where its other self waits.
+
+        May return before that is over. Raises GuestFailed when it fails or takes longer than ``seconds``.
+        """
+
+    @abstractmethod
+    def wait_migrated(self, here: "Guest", there: "Guest", seconds: float) -> None:
+        """Wait until a migration that has begun is over.
+
+        Raises GuestFailed when it failed or takes longer than ``seconds``: the guest is still here then.
+        """
 
     def blame(self, line: str, domains: dict[int, str]) -> str:
         """Which machine a complaint on the host's console is about."""

@@ -2,16 +2,20 @@
 """The KVM host: inner QEMUs under KVM, with tap devices and vhost-net."""
 
 import shlex
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import accel, kernels, movable
-from .errors import VmlabError
+from . import accel, kernels, movable, programs
+from .errors import GuestFailed, VmlabError
 from .kinds import HostKind, Outer, bridge_port
 from .qemu import MACHINES, QEMU_UID, guest_command, outer_command
 
 if TYPE_CHECKING:
     from .machine import Guest
+
+OVER = ("completed", "failed", "cancelled")
+"""States in which QEMU does no more about a migration."""
 
 
 class Kvm(HostKind):
@@ -21,10 +25,6 @@ class Kvm(HostKind):
     machines = MACHINES
     guest_console = "ttyS0"
     boot_seconds = 90.0
-
-    def check_hosts(self, hosts: int) -> None:
-        if hosts not in (1, 2):
-            raise VmlabError("a lab has one host or two")
 
     def choose_accelerator(self, wanted: str, virtual_time: bool) -> str:
         if virtual_time:
@@ -39,8 +39,8 @@ class Kvm(HostKind):
 
     def start_script(self, guest: "Guest", kernel: kernels.Kernel, modules: Path, incoming: bool = False) -> str:
         spec = guest.spec
-        root = movable.build(kernel, modules) if spec.movable else None
-        command = guest_command(spec, kernel.image, kernels.build_initramfs(kernel), modules, root, incoming)
+        archive = movable.build(kernel, modules) if spec.movable else programs.build()
+        command = guest_command(spec, kernel.image, kernels.build_initramfs(kernel), modules, archive, incoming)
         inside = guest.inside
         # The QEMU that a guest leaves and the one that it moves to live side by side.
         start, log, status = (f"{inside}/{guest.own_file(name)}" for name in ("start.sh", "qemu.log", "status"))
@@ -98,6 +98,22 @@ done
 
     def stop(self, guest: "Guest") -> None:
         guest.qmp("quit")
+
+    def wait_incoming(self, there: "Guest") -> None:
+        there.qmp("query-status")  # it answers once it listens
+
+    def begin_migration(self, guest: "Guest", uri: str, seconds: float) -> None:
+        guest.qmp("migrate", {"uri": uri})
+
+    def wait_migrated(self, here: "Guest", there: "Guest", seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (found := here.qmp("query-migrate")).get("status") not in OVER:
+            if time.monotonic() > deadline:
+                here.qmp("migrate_cancel")
+                raise GuestFailed(f"{here.name}: not migrated within {seconds:.0f} s: {found}")
+            time.sleep(0.1)
+        if found["status"] != "completed":
+            raise GuestFailed(f"{here.name} stays on {here.host.name}: {found}")
 
     def attach(self, guest: "Guest") -> int:
         from .terminal import attach

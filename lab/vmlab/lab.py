@@ -113,7 +113,7 @@ class Lab:
             if guest_memory is None:
                 del defaults["memory"]  # what the guest's kernel needs
             kernels.find_kernel(kernel)
-            host.check_hosts(hosts)
+            host.check_hosts(hosts, virtual_time)
             defaults["movable"] = hosts > 1
             chosen = host.choose_accelerator(accelerator, virtual_time)
             lab._boot_hosts(host, outer, memory, chosen, virtual_time, defaults, bound, hosts)
@@ -250,10 +250,10 @@ class Lab:
     def migrate(self, name: str, host: str, start: Callable[[str], None] | None = None, seconds: float = 600) -> None:
         """Move a guest to another host while it runs.
 
-        ``start`` is called with the URI once the QEMU there waits, and is to have
-        the one here migrate to it; without it the lab does, by QMP. Commands that
-        run in the guest by popen() are killed: start with ``setsid -f`` what must
-        live on. Raises GuestFailed when the migration fails or takes longer than
+        ``start`` is called with the URI once the host there waits, and is to have
+        the one here migrate to it; without it the lab does, by QMP or ``xl migrate``.
+        Commands that run in the guest by popen() are killed: start with ``setsid -f``
+        what must live on. Raises GuestFailed when the migration fails or takes longer than
         ``seconds``; the guest is then where it was.
         """
         guest = self.guest(name)
@@ -295,8 +295,8 @@ class Lab:
         if finding.machine not in self.hosts:
             return finding
         domains: dict[int, str] = {}
-        for name in self.guests:
-            file = self.directory / name / "domids"
+        for name, guest in self.guests.items():
+            file = self.directory / name / guest.on(self.hosts[finding.machine]).own_file("domids")
             if file.exists():
                 domains |= {int(word): name for word in file.read_text().split()}
         blamed = self.kind.blame(finding.line, domains)

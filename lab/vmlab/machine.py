@@ -132,9 +132,12 @@ class Host(Machine):
         Of several hosts, br0 is one network.
         """
         q = shlex.quote(bridge)
+        # Otherwise it has that of a port, another one with each guest that comes or goes,
+        # and who talks to the host waits until that is learnt.
+        mac = "" if subnet is None else f"address 52:54:00:fe:{subnet:02x}:{self.number:02x}"
         script = f"""
             if ! [ -e /sys/class/net/{q} ]; then
-                ip link add {q} type bridge stp_state 0 forward_delay 0
+                ip link add {q} {mac} type bridge stp_state 0 forward_delay 0
                 echo 0 >/proc/sys/net/ipv6/conf/{q}/accept_dad
             fi
             ip link set {q} mtu {mtu} up
@@ -282,9 +285,10 @@ class Guest(Machine):
         self.wait_ended()
 
     def wait_ended(self) -> None:
-        """Wait until its QEMU, or domain, is gone."""
+        """Wait until its QEMU, or domain, is gone. One that was never started is."""
+        started = (self.lab.directory / self.name / self.own_file("start.sh")).exists()
         deadline = time.monotonic() + 30 * SLOW
-        while self.exit_status is None or self.running:
+        while (started and self.exit_status is None) or self.running:
             if time.monotonic() > deadline:
                 raise GuestFailed(f"{self.name}: it outlived its end")
             time.sleep(0.05)

@@ -4,7 +4,8 @@
 QEMU migrates no machine that has a 9p file system mounted, and over Xen's rings
 none outlives a save, so such a guest keeps in its memory what others see of the outside: the programs named here
 with their libraries, busybox for everything else, and the kernel modules of the
-checkout. It gets all that in one archive, over 9p, before it lets go of that.
+checkout. It gets all that in one archive: over 9p, before it lets go of that, or
+on Xen in its ramdisk.
 """
 
 import hashlib
@@ -14,6 +15,8 @@ import re
 import shutil
 import subprocess
 import tarfile
+import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from . import kernels
@@ -21,7 +24,7 @@ from .errors import VmlabError
 from .paths import CACHE
 
 PROGRAMS = (
-    "bash", "dash", "bridge", "ethtool", "ip", "iperf3", "kmod", "modprobe", "nft", "ping", "rmmod", "setsid",
+    "bash", "dash", "bridge", "ethtool", "ip", "iperf3", "kmod", "modprobe", "nft", "ping", "pkill", "rmmod", "setsid",
     "sockperf", "ss", "stdbuf", "tc", "tcpdump", "timeout",
 )  # fmt: skip
 """What is not there on the outside is left out."""
@@ -30,6 +33,9 @@ EXTRA = ("/usr/libexec/coreutils/libstdbuf.so", "/etc/passwd", "/etc/group", "/e
 
 MERGED = ("bin", "sbin", "lib", "lib64")
 """Links into usr, as in the outside's root."""
+
+ROOT = "/movable.tar"
+"""The archive in a ramdisk."""
 
 
 def libraries(program: Path) -> set[Path]:
@@ -44,20 +50,31 @@ def place(path: Path) -> str:
     return "/".join(("usr", *parts) if parts[0] in MERGED else parts)
 
 
-def wanted_files() -> dict[str, Path]:
-    """Files of the archive, by place, without the modules."""
+def with_libraries(programs: tuple[str, ...], extra: Iterable[Path]) -> dict[str, Path]:
+    """Files of the programs that are there, of their libraries, and those of ``extra`` that are, by place."""
     path = os.pathsep.join(("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"))
     files: dict[str, Path] = {}
-    programs = [Path(found) for name in (*PROGRAMS, "busybox") if (found := shutil.which(name, path=path))]
-    if not any(program.name == "busybox" for program in programs):
-        raise VmlabError("busybox is missing: install busybox-static")
-    extra = [Path(name) for name in EXTRA if Path(name).exists()]
-    for program in [*programs, *extra]:
+    found = [Path(one) for name in programs if (one := shutil.which(name, path=path))]
+    for program in [*found, *(one for one in extra if one.is_file())]:
         files[place(program)] = program
-    for program in programs:
+    for program in found:
         for library in libraries(program.resolve()):
             files[place(library)] = library
     return files
+
+
+def wanted_files() -> dict[str, Path]:
+    """Files of the archive, by place, without the modules."""
+    files = with_libraries((*PROGRAMS, "busybox"), map(Path, EXTRA))
+    if not any(program.name == "busybox" for program in files.values()):
+        raise VmlabError("busybox is missing: install busybox-static")
+    return files
+
+
+def identity(files: dict[str, Path], *more: object) -> str:
+    """A name for an archive of these files as they are now."""
+    stats = [(name, str(path), path.stat().st_mtime_ns, path.stat().st_size) for name, path in sorted(files.items())]
+    return hashlib.sha256(repr((stats, *more)).encode()).hexdigest()[:12]
 
 
 def applets() -> list[str]:
@@ -81,33 +98,63 @@ def build(kernel: kernels.Kernel, modules: Path) -> Path:
     base = f"usr/lib/modules/{kernel.release}"
     for path in module_paths(modules):
         files[f"{base}/{path.relative_to(modules)}"] = path
-    stats = [(name, str(path), path.stat().st_mtime_ns, path.stat().st_size) for name, path in sorted(files.items())]
     names = applets()
-    digest = hashlib.sha256(repr((stats, names)).encode()).hexdigest()[:12]
-    # Guests see it at its real path, below a root of their own.
-    top = CACHE.resolve() / "movable"
-    archive = top / f"{kernel.release}-{digest}.tar"
-    with kernels.cache_lock("movable"):
+
+    def links(out: tarfile.TarFile) -> None:
+        for name in MERGED:
+            _link(out, name, f"usr/{name}")
+        taken = {Path(name).name for name in files if re.match(r"usr/s?bin/", name)}
+        if "sh" not in taken:
+            _link(out, "usr/bin/sh", "dash" if "dash" in taken else "busybox")
+        for name in names:
+            if name not in taken | {"sh"}:
+                _link(out, f"usr/bin/{name}", "busybox")
+
+    return pack("movable", f"{kernel.release}-{identity(files, names)}", files, links)
+
+
+def pack(folder: str, name: str, files: dict[str, Path], more: Callable[[tarfile.TarFile], None] | None = None) -> Path:
+    """The archive of that name with these files and what ``more`` adds, in a folder of the cache; made if need be."""
+    archive = CACHE / folder / f"{name}.tar"
+    with kernels.cache_lock(folder):
         if archive.exists():
             return archive
-        top.mkdir(parents=True, exist_ok=True)
+        archive.parent.mkdir(parents=True, exist_ok=True)
         fresh = archive.with_suffix(".new")
         with tarfile.open(fresh, "w") as out:
-            for name in MERGED:
-                _link(out, name, f"usr/{name}")
-            for name, path in sorted(files.items()):
-                _file(out, name, path.resolve())
-            taken = {Path(name).name for name in files if re.match(r"usr/s?bin/", name)}
-            if "sh" not in taken:
-                _link(out, "usr/bin/sh", "dash" if "dash" in taken else "busybox")
-            for name in names:
-                if name not in taken | {"sh"}:
-                    _link(out, f"usr/bin/{name}", "busybox")
+            for where, path in sorted(files.items()):
+                _add_file(out, where, path.resolve())
+            if more:
+                more(out)
         fresh.rename(archive)
-        # Each build of the modules makes another one.
-        for old in sorted(top.glob("*.tar"), key=lambda path: path.stat().st_mtime)[:-4]:
-            old.unlink()
+        _keep_newest(archive)
     return archive
+
+
+def ramdisk(initramfs: Path, root: Path) -> Path:
+    """An initramfs that has the archive ``root`` in it, as ``ROOT``; cached."""
+    place = root.with_name(f"{root.stem}+{initramfs.stem.rpartition('-')[2]}.cpio")
+    with kernels.cache_lock("movable"):
+        if place.exists():
+            return place
+        fresh = place.with_suffix(".new")
+        with tempfile.TemporaryDirectory(dir=root.parent) as scratch, open(fresh, "wb") as out:
+            os.link(root, scratch + ROOT)
+            # Linux unpacks one archive after the other.
+            out.write(initramfs.read_bytes())
+            out.flush()
+            names = f"{ROOT.removeprefix('/')}\n".encode()
+            command = ["cpio", "--quiet", "-o", "-H", "newc", "-R", "0:0"]
+            subprocess.run(command, input=names, stdout=out, cwd=scratch, check=True)
+        fresh.rename(place)
+        _keep_newest(place)
+    return place
+
+
+def _keep_newest(path: Path) -> None:
+    """Remove all but a few files of its kind: each build of the modules makes another one."""
+    for old in sorted(path.parent.glob(f"*{path.suffix}"), key=lambda one: one.stat().st_mtime)[:-4]:
+        old.unlink()
 
 
 def _link(out: tarfile.TarFile, name: str, target: str) -> None:
@@ -117,7 +164,8 @@ def _link(out: tarfile.TarFile, name: str, target: str) -> None:
     out.addfile(info)
 
 
-def _file(out: tarfile.TarFile, name: str, path: Path) -> None:
+def _add_file(out: tarfile.TarFile, name: str, path: Path) -> None:
+    """Add a file of the outside to an archive, as root's and without special rights."""
     data = path.read_bytes()
     info = tarfile.TarInfo(name)
     info.size = len(data)

@@ -10,7 +10,8 @@ from .errors import VmlabError
 
 REPO = Path(__file__).resolve().parents[2]
 LAB_SOURCE = REPO / "lab"
-CACHE = REPO / ".cache"
+CACHE = (REPO / ".cache").resolve()
+"""Its real path: machines see the outside below a root of their own, where a link would lead elsewhere."""
 KERNELS = CACHE / "kernels"
 OUT = REPO / "out"
 LABS = OUT / "lab"

@@ -9,13 +9,17 @@ Tests whose marks are equal share one lab, as booting takes half a minute: each
 finds the guests g1 to gN running and no others. What a kernel complains about
 on a console fails the test during which it did so.
 
+    @pytest.mark.keeps("r4")
+
+says that a guest of this name, which an earlier test added, may still be there.
+
 A test during which the emulator delivered an interrupt twice (a known fault of
 its, with an unmistakable trace) is run once more on new machines, and the
 summary says so.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -43,8 +47,8 @@ class LabPool:
         self.retries: list[str] = []
         self.external: str | None = config.getoption("--lab")
 
-    def get(self, options: dict[str, Any]) -> Lab:
-        """A running lab with these options whose guests are all up."""
+    def get(self, options: dict[str, Any], kept: Collection[str] = ()) -> Lab:
+        """A running lab with these options whose guests are all up, and no others but those to be kept."""
         if self.external:
             if self._lab is None:
                 self._lab = Lab.open(self.external)
@@ -58,7 +62,8 @@ class LabPool:
             lab = self._boot_anew(options)
             answering = self._answering()
         for name in [name for name in lab.guests if name not in self._base]:
-            lab.remove_guest(name)
+            if name not in kept or name in self._suspects or not lab.guest(name).answers():
+                lab.remove_guest(name)
         for name in self._base:
             guest = lab.guest(name)
             if name in self._suspects or name not in answering:
@@ -123,6 +128,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "lab(guests=2, kind=, hosts=, kernel=, machine=, mtu=, memory=, guest_memory=, append=, modules=, "
         "virtual_time=): boots a lab",
     )
+    config.addinivalue_line("markers", "keeps(name, ...): leaves guests that earlier tests added")
     config.stash[POOL] = LabPool(config)
 
 
@@ -178,7 +184,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     options |= {name: request.config.getoption(f"--lab-{name}") for name in OPTIONS}
     for mark in reversed(list(request.node.iter_markers("lab"))):
         options |= mark.kwargs
-    lab = pool.get(options)
+    lab = pool.get(options, {name for mark in request.node.iter_markers("keeps") for name in mark.args})
     yield lab
     found = lab.findings()
     if found or request.node.stash.get(FAILED, True):

@@ -107,6 +107,10 @@ class GuestSpec:
         """Name of the tap device in the host."""
         return f"tap-{self.name}"[:15]
 
+    def in_memory(self, archive: Path) -> dict[str, object]:
+        """How /init is told what to have in memory: its root, or a layer over it."""
+        return {"movable" if self.movable else "programs": archive}
+
     @property
     def directory(self) -> str:
         """Working directory inside the host."""
@@ -137,6 +141,16 @@ def outer_devices(lab_dir: Path, run_dir: Path, name: str = FIRST_HOST) -> list[
     ]  # fmt: skip
 
 
+def outer_network(lan: int) -> list[str]:
+    """An outer machine's line to the other one; ``lan`` is its number, 0 if it is alone."""
+    if not lan:
+        return []
+    return [
+        "-netdev", f"socket,id=lan,{LAN}",
+        "-device", f"virtio-net-pci,netdev=lan,mac=52:54:00:77:ff:{lan:02x},romfile=",
+    ]  # fmt: skip
+
+
 def outer_command(
     name: str,
     kernel: Path,
@@ -160,28 +174,23 @@ def outer_command(
         cpu = ["-accel", "tcg,thread=multi", "-cpu", TCG_CPU, *TCG_CPUS]
         append = TCG_APPEND
     settings: dict[str, object] = {"role": "host", "name": host, "repo": REPO, "modules": modules}
-    network = []
-    if lan:
-        network = [
-            "-netdev", f"socket,id=lan,{LAN}",
-            "-device", f"virtio-net-pci,netdev=lan,mac=52:54:00:77:ff:{lan:02x},romfile=",
-        ]  # fmt: skip
     return [
         PROGRAM, "-name", f"vmlab-{name}-{host}" if lan else f"vmlab-{name}",
         "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", *cpu, "-m", str(memory),
         "-kernel", str(kernel), "-initrd", str(initramfs),
         "-append", append_line(settings, f"tsc=reliable mitigations=off {append}"),
-        *outer_devices(lab_dir, run_dir, host), *network,
+        *outer_devices(lab_dir, run_dir, host), *outer_network(lan),
     ]  # fmt: skip
 
 
 def guest_command(
-    spec: GuestSpec, kernel: Path, initramfs: Path, modules: Path, root: Path | None = None, incoming: bool = False
+    spec: GuestSpec, kernel: Path, initramfs: Path, modules: Path, archive: Path, incoming: bool = False
 ) -> list[str]:
     """An inner machine's QEMU, to be run inside the host.
 
-    ``root`` is the archive for a movable one. ``incoming``: it waits for the
-    machine instead of booting it.
+    ``archive`` is what it has in memory: the programs that are run most, or all
+    that a movable one has. ``incoming``: it waits for the machine instead of
+    booting it.
     """
     if spec.machine not in MACHINES:
         raise VmlabError(f"no machine {spec.machine!r}: choose one of {', '.join(MACHINES)}")
@@ -192,15 +201,18 @@ def guest_command(
     append = f"nohz=off {spec.extra_append}"
     settings: dict[str, object] = {
         "role": "guest", "name": spec.name, "repo": REPO, "modules": modules, "mtu": spec.mtu,
-        "net": f"{spec.ip}/24,{spec.ip6}/64", "gw": f"10.77.{spec.subnet}.1", "movable": root,
+        "net": f"{spec.ip}/24,{spec.ip6}/64", "gw": f"10.77.{spec.subnet}.1", **spec.in_memory(archive),
     }  # fmt: skip
     # A single possible CPU would make TCG leave out memory barriers.
     smp = str(spec.cpus) if spec.cpus > 1 else "1,maxcpus=2"
+    # The end of an interrupt leaves the guest, so that none is delivered twice much later (docs/lab.md). An exit
+    # more for each, and only needed where two hosts share the CPUs.
+    cpu = "host,kvm-pv-eoi=off" if spec.movable else "host"
     outside = "/run/vmlab/outside"
     command = [
         PROGRAM, "-name", spec.name, "-uuid", spec.uuid,
         "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-        "-machine", spec.machine, "-accel", "kvm", "-cpu", "host", "-smp", smp, "-m", str(spec.memory),
+        "-machine", spec.machine, "-accel", "kvm", "-cpu", cpu, "-smp", smp, "-m", str(spec.memory),
         # By way of the root mount, which is cached, unlike the checkout's.
         "-kernel", f"{outside}{kernel}", "-initrd", f"{outside}{initramfs}",
         "-append", append_line(settings, append),

@@ -4,6 +4,7 @@
 import asyncio
 import socket
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from qemu.qmp import QMPClient
@@ -63,14 +64,16 @@ def execute(guest: "Guest", command: str, arguments: dict[str, Any], timeout: fl
         try:
             return await client.execute(command, arguments)
         finally:
-            await client.disconnect()
+            # A QEMU that ends may hang up first; what it answered holds.
+            with suppress(EOFError, OSError, QMPError):
+                await client.disconnect()
 
     async def bounded() -> Any:
         return await asyncio.wait_for(talk(), timeout)
 
     try:
         return asyncio.run(bounded())
-    except (QMPError, TimeoutError, OSError) as error:
+    except (QMPError, TimeoutError, OSError, EOFError) as error:
         raise GuestFailed(f"{guest.name}: QMP {command}: {error or 'no answer'}") from error
     finally:
         theirs.close()

@@ -13,12 +13,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import accel, kernels, movable
-from .errors import VmlabError
+from . import accel, kernels, movable, programs
+from .errors import CommandFailed, GuestFailed, VmlabError
 from .kinds import HostKind, Outer, bridge_port
 from .paths import CACHE, REPO
 from .process import environment
-from .qemu import PROGRAM, TCG_CPU, GuestSpec, append_line, outer_devices
+from .qemu import PROGRAM, TCG_CPU, GuestSpec, append_line, outer_devices, outer_network
 
 if TYPE_CHECKING:
     from .machine import Guest
@@ -33,8 +33,15 @@ PACKAGES = (
 
 GUEST_BOOT_MODULES = ("xen_netfront", "9pnet_xen", "9p", "overlay")
 """What a guest's /init needs before it has the outside's root, and the network."""
+MOVABLE_BOOT_MODULES = GUEST_BOOT_MODULES[:1]
+"""The same for one that never sees the outside."""
 
 TOOLS = f"/usr/lib/xen-{VERSION}/bin"
+XL = f"{TOOLS}/xl"
+RELAY = REPO / "lab/vmlab/relay.py"
+"""The line between two xl, run inside dom0."""
+ARRIVED = "vmlab: it has arrived"
+"""In xl's log at the destination: the guest runs there."""
 LAYER = "/run/vmlab/xen"
 """Where dom0 has Xen's packages for guests to mount."""
 
@@ -82,17 +89,18 @@ def packages() -> Path:
     return place
 
 
-def guest_config(spec: GuestSpec, kernel: Path, initramfs: Path, modules: Path, root: Path | None = None) -> str:
-    """The text of a guest's configuration file for xl; ``root`` is the archive for a movable one.
+def guest_config(spec: GuestSpec, kernel: Path, initramfs: Path, modules: Path, archive: Path) -> str:
+    """The text of a guest's configuration file for xl; ``archive`` is what it has in memory.
 
-    That gets it by 9p, too, but has nothing of Xen's packages.
+    A movable one finds that in its initramfs, and has nothing of Xen's packages.
     """
     outside = "/run/vmlab/outside"
     settings: dict[str, object] = {
         "role": "guest", "kind": "xen", "name": spec.name, "repo": REPO, "modules": modules, "mtu": spec.mtu,
         "net": f"{spec.ip}/24,{spec.ip6}/64", "gw": f"10.77.{spec.subnet}.1",
-        "movable": root, "layers": "" if root else "xen", "port": "/dev/hvc1",
+        **spec.in_memory(archive), "layers": "" if spec.movable else "xen", "port": "/dev/hvc1",
     }  # fmt: skip
+    shares = {} if spec.movable else {"root": outside, "repo": REPO, "xen": LAYER}
     lines = {
         "name": spec.name,
         "uuid": spec.uuid,
@@ -104,10 +112,7 @@ def guest_config(spec: GuestSpec, kernel: Path, initramfs: Path, modules: Path, 
         "vcpus": spec.cpus,
         "cpus": "all,^0" if spec.machine == "pvh" else "all",
         "vif": [f"mac={spec.mac},bridge={spec.bridge},vifname={spec.tap},script={spec.directory}/vif"],
-        "p9": [
-            f"tag={tag},security_model=none,path={path}"
-            for tag, path in (("root", outside), ("repo", REPO), ("xen", LAYER))
-        ],
+        "p9": [f"tag={tag},security_model=none,path={path}" for tag, path in shares.items()],
         # The first one is none: libxl 4.17 gives it the main console's number, and
         # leaves it out with a complaint.
         "channel": ["name=none,connection=pty", f"name=vmlab.agent,connection=socket,path={spec.directory}/agent.sock"],
@@ -152,7 +157,7 @@ class Xen(HostKind):
         else:
             cpu = ["-accel", "tcg,thread=multi", "-cpu", TCG_CPU, "-smp", "2"]
         settings: dict[str, object] = {
-            "role": "host", "kind": "xen", "name": "host", "repo": REPO, "modules": outer.modules, "layers": "xen",
+            "role": "host", "kind": "xen", "name": outer.host, "repo": REPO, "modules": outer.modules, "layers": "xen",
         }  # fmt: skip
         dom0 = min(2048, outer.memory * 3 // 8)
         xen_append += f" dom0_mem={dom0}M,max:{dom0}M"
@@ -160,40 +165,82 @@ class Xen(HostKind):
         # A comma separates modules: one of our own is written twice.
         modules = [f"{outer.kernel.image} {append}", f"{kernels.build_initramfs(outer.kernel)}"]
         return [
-            PROGRAM, "-name", f"vmlab-{outer.lab}", "-nodefaults", "-no-user-config", "-display", "none",
+            PROGRAM, "-name", f"vmlab-{outer.lab}-{outer.host}" if outer.lan else f"vmlab-{outer.lab}",
+            "-nodefaults", "-no-user-config", "-display", "none",
             "-no-reboot", *cpu, "-m", str(outer.memory),
             "-kernel", str(place / "xen"), "-append", xen_append,
             "-initrd", ",".join(module.replace(",", ",,") for module in modules),
-            *outer_devices(outer.lab_dir, outer.run_dir),
+            *outer_devices(outer.lab_dir, outer.run_dir, outer.host), *outer_network(outer.lan),
             "-virtfs", f"local,path={place}/root,mount_tag=xen,security_model=none,readonly=on,multidevs=remap",
         ]  # fmt: skip
 
     def start_script(self, guest: "Guest", kernel: kernels.Kernel, modules: Path, incoming: bool = False) -> str:
         spec = guest.spec
-        here = guest.lab.directory / guest.name
-        initramfs = kernels.build_initramfs(kernel, GUEST_BOOT_MODULES)
-        root = movable.build(kernel, modules) if spec.movable else None
-        (here / "xl.cfg").write_text(guest_config(spec, kernel.image, initramfs, modules, root))
         inside = guest.inside
+        # What is left behind by a migration and what has arrived live side by side.
+        config, start, log, status, domids = (
+            f"{inside}/{guest.own_file(name)}" for name in ("xl.cfg", "start.sh", "xl.log", "status", "domids")
+        )
+        if incoming:
+            # Xen's tools say when the domain has begun to run, but not at what time.
+            receive = f"listen {spec.migration_port} receive.pid {XL} migrate-receive -e"
+            if spec.machine == "pv":
+                receive = f"feed {spec.migration_port} receive.pid {XL} restore -e /dev/stdin"
+            begin = f"""\
+{{ /usr/bin/python3 {RELAY} {receive} 2>&1 && echo {ARRIVED}; }} |
+        while read -r line; do echo "$(date +%s.%N) $line"; done >{log}
+    rm -f receive.pid
+    {XL} domid {spec.name} >>{domids} 2>>{log}"""
+            ready = "-s receive.pid"
+        else:
+            initramfs = kernels.build_initramfs(kernel, MOVABLE_BOOT_MODULES if spec.movable else GUEST_BOOT_MODULES)
+            if spec.movable:
+                initramfs = movable.ramdisk(initramfs, movable.build(kernel, modules))
+            archive = Path(movable.ROOT) if spec.movable else programs.build()
+            text = guest_config(spec, kernel.image, initramfs, modules, archive)
+            (guest.lab.directory / guest.name / guest.own_file("xl.cfg")).write_text(text)
+            begin = f"{XL} create -e {config} >{log} 2>&1"
+            ready = "-e created"
         return f"""#!/bin/sh
 # Starts guest {spec.name} inside dom0.
 cd {spec.directory}
+
+# Looks after the domain until it is gone. xl would do so until it is suspended for the first time.
+mind() {{
+    code={KILLED}
+    mkfifo released
+    xenstore-watch @releaseDomain >released &
+    watch=$!
+    while read -r _; do
+        case $({XL} list -v {spec.name} 2>/dev/null | awk 'NR == 2 {{ print $8 }}') in
+        '') break ;;
+        # 2 while it is saved or migrated; who does that ends it, or has it go on.
+        - | 2) ;;
+        3) code={CRASHED}; {XL} destroy {spec.name}; break ;;
+        *) code=0; {XL} destroy {spec.name}; break ;;
+        esac
+    done <released
+    kill $watch
+}}
+
 if [ "${{1-}}" = run ]; then
     trap '' HUP
-    # It stays for as long as the guest does.
-    {TOOLS}/xl create -F {inside}/xl.cfg >{inside}/xl.log 2>&1 || failed=1
-    case $(grep -E 'has (shut down|been destroyed)' {inside}/xl.log) in
-    *'reason code 3 '*) code={CRASHED} ;;
-    *'been destroyed'*) code={KILLED} ;;
-    *) code=${{failed:-0}} ;;
-    esac
-    echo $code >{inside}/status.new
-    mv {inside}/status.new {inside}/status
+    code=1
+    if {begin}; then
+        touch created
+        mind
+    fi
+    echo $code >{status}.new
+    mv {status}.new {status}
     exit
 fi
-rm -f agent.sock {inside}/status {inside}/qemu.log /var/log/xen/qemu-dm-{spec.name}.log*
-ln -sf {inside}/qemu.log /var/log/xen/qemu-dm-{spec.name}.log
-ln -sf {inside}/console.log /run/vmlab/consoles/guest-{spec.name}.log
+rm -f agent.sock created released receive.pid {status}
+for name in {spec.name} {spec.name}--incoming; do
+    rm -f /var/log/xen/qemu-dm-$name.log*
+    ln -sf {inside}/{guest.own_file("qemu.log")} /var/log/xen/qemu-dm-$name.log
+    ln -sf {inside}/console.log /run/vmlab/consoles/guest-$name.log
+done
+rm -f {inside}/{guest.own_file("qemu.log")}
 cat >vif <<'end'
 #!/bin/sh
 # xl runs this for the guest's network interface.
@@ -203,17 +250,17 @@ ip link set "$vif" name {spec.tap} || exit
 xenstore-write "$XENBUS_PATH/hotplug-status" connected
 end
 chmod +x vif
-setsid -f sh {inside}/start.sh run >/dev/null 2>&1 </dev/null
+setsid -f sh {start} run >/dev/null 2>&1 </dev/null
 tries=0
-until [ -S agent.sock ]; do
+until [ {ready} ]; do
     tries=$((tries + 1))
-    if [ $tries -gt 6000 ] || [ -e {inside}/status ]; then
-        cat {inside}/xl.log >&2
+    if [ $tries -gt 6000 ] || [ -e {status} ]; then
+        cat {log} >&2
         exit 1
     fi
     sleep 0.01
 done
-{TOOLS}/xl domid {spec.name} >>{inside}/domids
+{"" if incoming else f"{XL} domid {spec.name} >>{domids}"}
 """
 
     def running(self, guest: "Guest") -> bool:
@@ -221,26 +268,60 @@ done
 
     def domid(self, guest: "Guest") -> int | None:
         """The guest's domain id, or None when it does not run."""
-        found = guest.lab.host.run([f"{TOOLS}/xl", "domid", guest.name], check=False)
+        found = guest.host.run([XL, "domid", guest.name], check=False)
         return int(found.out) if found.code == 0 else None
 
     def kill_command(self, guest: "Guest") -> str:
-        return f"{TOOLS}/xl destroy {guest.name}"
+        # One that waits for a guest to come, or is just receiving it, is no domain of that name.
+        waiting = f"{guest.spec.directory}/receive.pid"
+        return f"{XL} destroy {guest.name} || {{ kill $(cat {waiting}); {XL} destroy {guest.name}--incoming; }}"
 
     def pause(self, guest: "Guest") -> None:
-        guest.lab.host.run([f"{TOOLS}/xl", "pause", guest.name])
+        guest.host.run([XL, "pause", guest.name])
 
     def unpause(self, guest: "Guest") -> None:
-        guest.lab.host.run([f"{TOOLS}/xl", "unpause", guest.name])
+        guest.host.run([XL, "unpause", guest.name])
 
     def stop(self, guest: "Guest") -> None:
         guest.kill()
 
+    def wait_incoming(self, there: "Guest") -> None:
+        """Nothing to do: its start has waited."""
+
+    def begin_migration(self, guest: "Guest", uri: str, seconds: float) -> None:
+        _, address, port = uri.split(":")
+        line = f"/usr/bin/python3 {RELAY} connect {port}"
+        # xl runs the program with ADDRESS and more words, and talks to the other xl through it.
+        command = f"{XL} migrate -s '{line}' {guest.name} {address}"
+        if guest.spec.machine == "pv":
+            # Debian's Xen has no shadow page tables, without which nobody knows what
+            # a PV guest writes while it is copied: it has to stand still for that.
+            command = f"""
+                trap '' PIPE
+                cd {guest.spec.directory} && rm -f leaving && mkfifo leaving || exit
+                {line} {address} <leaving >answer &
+                if {XL} save -p {guest.name} leaving && wait $! && grep -qx arrived answer; then
+                    {XL} destroy {guest.name}
+                else
+                    {XL} unpause {guest.name}
+                    exit 1
+                fi
+            """
+        try:
+            guest.host.run(command, timeout=seconds)
+        except CommandFailed as error:
+            raise GuestFailed(f"{guest.name} stays on {guest.host.name}: {error}") from error
+
+    def wait_migrated(self, here: "Guest", there: "Guest", seconds: float) -> None:
+        """What began it has returned when it was over: see who has the guest."""
+        if not there.running:
+            raise GuestFailed(f"{there.name} has not come to {there.host.name}")
+
     def attach(self, guest: "Guest") -> int:
         from .terminal import run_here
 
-        xl = [f"{TOOLS}/xl", "console", guest.name]
-        return run_here(guest.lab.host.stream(), xl, "/", environment("host", None), terminal=True)
+        xl = [XL, "console", guest.name]
+        return run_here(guest.host.stream(), xl, "/", environment("host", None), terminal=True)
 
     def blame(self, line: str, domains: dict[int, str]) -> str:
         found = re.search(r"\(XEN\) .*?\b(?:[Dd]omain |d)(\d+)(?:v\d+)?\b", line)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,6 +54,15 @@ def until(look: Callable[[], T], seconds: float, what: str, seen: Any = None) ->
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds:g} s: {what} (last seen: {seen or found!r})")
         time.sleep(0.03)
+
+
+def at_once(*things: Callable[[], T]) -> list[T]:
+    """Do several things in machines at the same time; what each returned, in this order.
+
+    Whatever it is, a program is started for it, which takes an emulated machine its time.
+    """
+    with ThreadPoolExecutor(max(1, len(things))) as threads:
+        return [one.result() for one in [threads.submit(thing) for thing in things]]
 
 
 def build_tools() -> None:
@@ -216,15 +226,15 @@ class Net:
         copy = f"mkdir -p {HERE} && cp {shlex.join(map(str, programs))} {HERE}/"
         guest.run(f"{copy} && modprobe -a {self.transport} vmloop_net", timeout=120 * self.slow)
 
-    def load(self, guest: Guest) -> None:
-        """Load all modules."""
-        guest.run(["modprobe", "-a", self.transport, "vmloop_net"], timeout=60 * self.slow)
+    def load(self, *guests: Guest) -> None:
+        """Load all modules, in several guests at the same time."""
+        words = ["modprobe", "-a", self.transport, "vmloop_net"]
+        at_once(*(partial(guest.run, words, timeout=60 * self.slow) for guest in guests))
 
     def unload(self, guest: Guest, order: tuple[str, ...] = ("vmloop_net", "transport", "vmloop")) -> None:
         """Unload the modules one by one; "transport" is the host's."""
-        for name in order:
-            name = self.transport if name == "transport" else name
-            guest.run(["rmmod", name], timeout=60 * self.slow)
+        names = [self.transport if name == "transport" else name for name in order]
+        guest.run(["rmmod", *names], timeout=60 * self.slow)
 
     def peers(self, guest: Guest) -> dict[str, Counters]:
         """What the modules of a guest say of each peer."""
@@ -239,6 +249,21 @@ class Net:
         """State of the channel to a peer; "gone" if the directory has it no more."""
         found = self.peers(guest).get(peer.name)
         return found.state if found else "gone"
+
+    def between(self, a: Guest, b: Guest) -> tuple[Counters | None, Counters | None]:
+        """What each of two guests says of the other; None if its directory does not have it."""
+        there, back = at_once(partial(self.peers, a), partial(self.peers, b))
+        return there.get(b.name), back.get(a.name)
+
+    def both(self, a: Guest, b: Guest) -> tuple[Counters, Counters]:
+        """The same of two guests that know each other."""
+        there, back = self.between(a, b)
+        assert there and back, f"{a.name} and {b.name} do not know each other"
+        return there, back
+
+    def both_up(self, a: Guest, b: Guest) -> bool:
+        """Whether both say that their channel is up."""
+        return all(one and one.state == "up" for one in self.between(a, b))
 
     def wait_state(self, guest: Guest, peer: Guest, state: str, seconds: float = 10) -> None:
         """Wait until a guest says that about a peer."""
@@ -271,17 +296,16 @@ class Net:
 
         def is_up() -> bool:
             a.run(["ping", "-c", "1", "-W", "1", "-q", b.ip], check=False)
-            return self.state(a, b) == "up" and self.state(b, a) == "up"
+            return self.both_up(a, b)
 
         until(is_up, seconds * self.slow, f"a channel between {a.name} and {b.name}")
 
     def recover(self, a: Guest, b: Guest) -> None:
         """A new channel, whatever has become of the old one: the operator forgives both."""
-        if self.state(a, b) == self.state(b, a) == "up":
+        if self.both_up(a, b):
             return
         self.command("policy", "reload")
-        for guest, peer in ((a, b), (b, a)):
-            known = self.peers(guest).get(peer.name)
+        for guest, peer, known in zip((a, b), (b, a), self.between(a, b), strict=True):
             if known and known.state != "up":
                 guest.run([f"{HERE}/vmloop", "--guest", "reset", peer.name], check=False)
         self.bring_up(a, b)
@@ -301,13 +325,13 @@ class Net:
             agent = threads.submit(self._ensure_agent)
             states = dict(zip(self.base, threads.map(self._ensure_guest, guests), strict=True))
             attached = agent.result()
-        for guest in guests:
-            if guest.name not in attached:
-                self.attach(guest)
+        at_once(*(partial(self.attach, guest) for guest in guests if guest.name not in attached))
+        missing: list[tuple[Guest, Guest]] = []
         for a, b in self.pairs():
             there, back = states[a.name].get(b.name), states[b.name].get(a.name)
             if not (there and back and there.state == back.state == "up"):
-                self.recover(a, b)
+                missing.append((a, b))
+        at_once(*(partial(self.recover, a, b) for a, b in missing))
 
     def _ensure_agent(self) -> set[str]:
         """An agent that runs; returns the guests that it has."""
@@ -348,12 +372,12 @@ class Net:
         """
         found = Carried(a.name, b.name)
         taps = self._taps()
-        before = self.peers(a)[b.name], self.peers(b)[a.name]
+        before = self.both(a, b)
         assert before[0].state == before[1].state == "up"
         yield found
 
         def settled() -> bool:
-            after = self.peers(a)[b.name], self.peers(b)[a.name]
+            after = self.both(a, b)
             found.there = {name: after[0][name] - before[0][name] for name in after[0].stats}
             found.back = {name: after[1][name] - before[1][name] for name in after[1].stats}
             dropped = sum(found.there[name] + found.back[name] for name in DROPS)

@@ -4,27 +4,43 @@
 g1 stays on the first host. g2 is together with it, or apart on the other. Each
 test ends with traffic flowing and nothing left behind on either host.
 
-All but one round trip runs with --migrations only.
+Runs with --migrations only; on Xen hosts with --kinds xen, too.
 """
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from statistics import median
 
 import pytest
 from vmlab import CommandFailed, Guest, GuestFailed, Lab
 
+from bench.migration.hosts import HOSTS
 from bench.migration.load import Load
-from bench.migration.stage import HERE, LAB, Stage, build_tools
-from bench.migration.trips import go
+from bench.migration.stage import HERE, Stage, build_tools
+from bench.migration.trips import added_pause_ms, go, go_plainly
 from bench.path.stage import wait_for
 
-pytestmark = [pytest.mark.lab(**LAB), pytest.mark.migrations]
+pytestmark = pytest.mark.migrations
 
 ROUND_TRIPS = 10
 MIB, GIB = 1 << 20, 1 << 30
+LONGEST_RISE = 2.0
+"""Seconds from a guest's arrival to its channel, on either kind of host."""
+LONGEST_ADDED = 100
+"""Milliseconds by which vmloop may make who waits for an answer wait longer."""
 SLOW, FAST = 4 << 20, 128 << 20
 """Bytes a second of a migration: so that something can be done meanwhile; QEMU's own."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test on both kinds of host, unless it is about what only one has."""
+    left_out = {
+        kind for kind in HOSTS if any(metafunc.definition.get_closest_marker(f"{x}_only") for x in HOSTS if x != kind)
+    }
+    kinds = [kind for kind in HOSTS if kind not in left_out]
+    marked = [pytest.param(kind, id=kind, marks=pytest.mark.lab(**HOSTS[kind].lab)) for kind in kinds]
+    metafunc.parametrize("hosts", marked)
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +50,7 @@ def stages() -> Iterator[dict[int, Stage]]:
 
 
 @pytest.fixture
-def two(lab: Lab, stages: dict[int, Stage]) -> Iterator[Stage]:
+def two(hosts: str, lab: Lab, stages: dict[int, Stage]) -> Iterator[Stage]:
     """vmloop at work on both hosts; judged afterwards."""
     found = stages.get(id(lab))
     if found is None or found.lab is not lab:
@@ -51,22 +67,27 @@ def flows(two: Stage) -> None:
     two.ensure()
     two.g1.run(["ping", "-c", "3", "-i", "0.2", "-W", "2", two.g2.ip])
     if two.g1.host is two.g2.host:
-        two.g1.run(["ping", "-c", "1", two.g2.ip])
-        wait_for(two.is_up, 20, "a channel between guests on one host")
+        # Only traffic brings a channel, once both know of each other.
+        wait_for(lambda: pings(two) and two.is_up(), 20, "a channel between guests on one host")
+
+
+def pings(two: Stage) -> bool:
+    """g2 answers g1."""
+    return two.g1.run(["ping", "-c", "1", "-W", "2", two.g2.ip], check=False).code == 0
 
 
 def clean(two: Stage) -> None:
-    """No agent knows of a guest or a channel that is not there, no QEMU has a device too many."""
+    """No agent knows of a guest or a channel that is not there, no guest holds too much."""
     together = two.g1.host is two.g2.host
     for host in two.lab.hosts.values():
         here = {guest.name for guest in (two.g1, two.g2) if guest.host is host}
         wait_for(lambda: {name for name in ("g1", "g2") if two.known(host, name) == "ready"} == here, 20, str(here))  # noqa: B023
         assert len(two.channels(host)) == (together and host is two.g1.host)
-        processes = host.run("pgrep -c qemu-system", check=False).out.strip()
-        assert int(processes) == len(here), f"{processes} QEMUs on {host.name}, which has {sorted(here)}"
+        count = two.kind.domains(host)
+        assert count == len(here), f"{count} guests run on {host.name}, which has {sorted(here)}"
     for guest in (two.g1, two.g2):
-        names = two.left_behind(guest)
-        assert len(names) == (4 if together else 2), f"{guest.name}: {names}"
+        names = two.kind.left_behind(guest)
+        assert len(names) == two.kind.at_rest(int(together)), f"{guest.name}: {names}"
 
 
 def together(two: Stage) -> None:
@@ -83,11 +104,12 @@ def apart(two: Stage) -> None:
 
 
 def hook(two: Stage, uri: str, guest: Guest | None = None) -> None:
-    """What somebody does who migrates past the agent: the hook, then plain QMP."""
+    """What somebody does who migrates past the agent: the hook, then plain QMP; on Xen, xl."""
     guest = guest or two.g2
-    two.command(guest.host, "prepare", guest.name)
-    assert two.left_behind(guest) == []
-    guest.qmp("migrate", {"uri": uri})
+    if two.kind.has_hook:
+        two.command(guest.host, "prepare", guest.name)
+        assert two.kind.left_behind(guest) == []
+    two.kind.begin(guest, uri)
 
 
 @contextmanager
@@ -119,9 +141,17 @@ def round_trips(two: Stage, request: pytest.FixtureRequest, count: int, enough: 
     for trip in trips:
         assert trip.down and trip.clean, f"not down before QEMU began: {trip}"
         assert trip.lost == 0, f"vmloop lost datagrams: {trip}"
-        assert trip.added_pause_ms < 100, trip
-        assert trip.rise is None or trip.rise < 2.0, f"the channel came too late: {trip}"
+        assert trip.rise is None or trip.rise < LONGEST_RISE, f"the channel came too late: {trip}"
     assert [trip.rise is not None for trip in trips] == [True, False] * count
+    work, quiet = (median(getattr(trip, name) for trip in trips) for name in ("work_ms", "quiet_ms"))
+    assert work - quiet < LONGEST_ADDED, f"while vmloop works a turn takes {work:.0f} ms, before it {quiet:.0f}"
+
+    two.without()
+    with Load(two) as load:
+        plain = [go_plainly(two, load) for _ in range(2 * count)]
+    request.node.user_properties.append(("plain_trips", [trip.record() for trip in plain]))
+    added = added_pause_ms(trips, plain)
+    assert added < LONGEST_ADDED, f"vmloop adds {added} ms to the pause: {trips} {plain}"
 
 
 def test_a_round_trip(two, request):
@@ -134,6 +164,7 @@ def test_round_trips(two, request):
     round_trips(two, request, ROUND_TRIPS, GIB)
 
 
+@pytest.mark.kvm_only
 def test_by_the_agent(two):
     """`vmloop migrate` does all of it."""
     together(two)
@@ -148,6 +179,7 @@ def test_by_the_agent(two):
     assert two.g2.host is not here
 
 
+@pytest.mark.kvm_only
 def test_without_the_hook_qemu_refuses(two):
     """And the guest stays where it is, with its channel."""
     together(two)
@@ -156,6 +188,7 @@ def test_without_the_hook_qemu_refuses(two):
     assert two.is_up()
 
 
+@pytest.mark.kvm_only
 def test_a_destination_that_refuses(two):
     """Nobody listens there: the guest stays, and has its channel back."""
     together(two)
@@ -166,6 +199,25 @@ def test_a_destination_that_refuses(two):
         assert load.finish()["connections_broken"] == 0
 
 
+@pytest.mark.xen_only
+def test_a_destination_that_goes_away(two):
+    """Who receives it is killed: the guest stays, and has its channel."""
+    together(two)
+
+    def begin(uri: str) -> None:
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            move = pool.submit(two.kind.begin, two.g2, uri)
+            two.other.run(f"kill -KILL $(cat {two.g2.spec.directory}/receive.pid)")
+            move.result()
+
+    with Load(two, everything=False) as load:
+        with pytest.raises(GuestFailed, match="g2 stays on host"):
+            two.lab.migrate("g2", two.other.name, begin)
+        wait_for(two.is_up, two.patient(20), "the channel is back")
+        assert load.finish()["connections_broken"] == 0
+
+
+@pytest.mark.kvm_only
 @pytest.mark.parametrize("how", ["by_the_agent", "by_hand"])
 def test_cancelled_half_way(two, how):
     together(two)
@@ -190,6 +242,7 @@ def test_cancelled_half_way(two, how):
         assert load.finish()["connections_broken"] == 0
 
 
+@pytest.mark.kvm_only
 @pytest.mark.parametrize("step", ["preparing", "prepared"])
 def test_agent_killed_before_it_leaves(two, step):
     """The next agent has the guest back at work."""
@@ -208,6 +261,7 @@ def test_agent_killed_before_it_leaves(two, step):
         assert load.finish()["connections_broken"] == 0
 
 
+@pytest.mark.kvm_only
 def test_agent_killed_while_it_migrates(two):
     """The next one waits for how it ends."""
     together(two)
@@ -225,6 +279,7 @@ def test_agent_killed_while_it_migrates(two):
         assert load.finish()["connections_broken"] == 0
 
 
+@pytest.mark.kvm_only
 def test_peer_killed_while_it_is_prepared(two):
     together(two)
     here = two.g2.host
@@ -265,6 +320,7 @@ def test_a_host_without_an_agent(two):
         assert load.finish()["connections_broken"] == 0
 
 
+@pytest.mark.kvm_only
 def test_an_identity_that_is_taken(two):
     """Where its UUID belongs to another guest, it just uses the standard network."""
     apart(two)
@@ -274,11 +330,12 @@ def test_an_identity_that_is_taken(two):
     two.lab.migrate("g2", there.name, lambda uri: hook(two, uri))
     wait_for(lambda: two.known(there, "g2") == "", 20, "it is left alone")
     two.g1.run(["ping", "-c", "3", "-i", "0.2", two.g2.ip])
-    assert two.state(two.g1, two.g2) == "gone" and two.left_behind(two.g2) == []
+    assert two.state(two.g1, two.g2) == "gone" and two.kind.left_behind(two.g2) == []
     two.lab.migrate("g2", two.other.name)  # nothing of vmloop's stands in the way
     two.lab.remove_guest(g3.name)
 
 
+@pytest.mark.kvm_only
 def test_a_qemu_that_is_stopped(two):
     """SIGSTOP: its peer falls back, and returns."""
     together(two)

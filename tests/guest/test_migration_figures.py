@@ -4,13 +4,18 @@
 import re
 import xml.dom.minidom
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from vmlab.errors import VmlabError
+
 from bench.migration.__main__ import summary
+from bench.migration.hosts import HOSTS
 from bench.migration.load import Load, Turn
 from bench.migration.page import write_page, zones
 from bench.migration.timeline import Timeline, rates
-from bench.migration.trips import Trip, _more
+from bench.migration.trips import Trip, _more, added_pause_ms
 
 EVENTS: list[dict[str, Any]] = [
     {"at": at, "what": what}
@@ -63,9 +68,31 @@ def test_the_turn_that_the_machine_itself_held_up_is_not_ours():
     assert load.longest(100 + first, 115) == 0.003
 
 
+def test_the_pause_is_measured_against_the_same_without_vmloop():
+    def trips(*pauses, own=0.0):
+        return [Trip("host", pause_ms=pause, own_pause_ms=own) for pause in pauses]
+
+    assert added_pause_ms(trips(430, 410, 2000), trips(400, 380, 390)) == 40
+    assert added_pause_ms(trips(300, 310), trips(400, 380)) == 0
+    assert added_pause_ms(trips(300, 310, own=12.5), trips(400, 380)) == 12.5
+
+
 def test_only_what_is_missing_since_counts():
     assert _more((3, 5), (3, 5)) == 0
     assert _more((3, 5), (2, 9)) == 4
+
+
+def test_when_a_domain_went_on_is_read_from_what_xl_said(tmp_path):
+    here = SimpleNamespace(directory=tmp_path)
+    guest: Any = SimpleNamespace(name="g2", lab=here, host=SimpleNamespace(name="host2"), own_file=str)
+    (tmp_path / "g2").mkdir()
+    log = tmp_path / "g2" / "xl.log"
+    log.write_text("1700000000.5 xc: info: Restoring domain\n")
+    with pytest.raises(VmlabError, match="has not arrived on host2"):
+        HOSTS["xen"].resumed(guest)
+    for line in ("1700000002.5 vmlab: it has arrived", "1700000001.25 migration target: Domain started successsfully."):
+        log.write_text(f"{line}\n1700000003.5 vmlab: it has arrived\n")
+        assert HOSTS["xen"].resumed(guest) == float(line.split()[0])
 
 
 def test_a_channel_is_shaded_from_its_rise_to_its_fall():
@@ -76,14 +103,22 @@ def test_a_channel_is_shaded_from_its_rise_to_its_fall():
 
 def test_the_page_and_the_summary(tmp_path):
     trips = [
-        Trip("host", began=8.0, prepared=8.6, arrived=12.5, up=14.6, rise=2.1, longest_ms=12, quiet_ms=4, lost=1),
-        Trip("host2", began=31.5, fell=31.6, prepared=32.1, arrived=36.5, longest_ms=3, quiet_ms=4),
+        Trip("host", began=8.0, prepared=8.6, arrived=12.5, up=14.6, rise=2.1, work_ms=12, pause_ms=412, lost=1),
+        Trip("host2", began=31.5, fell=31.6, prepared=32.1, arrived=36.5, work_ms=3, pause_ms=404),
     ]
-    data = summary(trips, [{"connections_broken": 0, "bytes_wrong": 0}, {"connections_broken": 1, "bytes_wrong": 2}])
+    plain = [Trip("host", pause_ms=pause) for pause in (390, 400, 900)]
+    data = summary(
+        "kvm",
+        trips,
+        trips,
+        plain,
+        [{"connections_broken": 0, "bytes_wrong": 0}, {"connections_broken": 1, "bytes_wrong": 2}],
+    )
     assert data == {
-        "host": "kvm", "round_trips": 1, "connections_broken": 1, "bytes_wrong": 2, "frames_lost_by_vmloop": 1,
+        "host": "kvm", "round_trips": 2, "connections_broken": 1, "bytes_wrong": 2, "frames_lost_by_vmloop": 2,
         "added_pause_ms": 8.0,
     }  # fmt: skip
+    assert summary("kvm", trips, [], [], [])["added_pause_ms"] is None
     data |= {"stage": {"hosts": "<two>"}, "trips": [trip.record() for trip in trips]}
     write_page(tmp_path / "page.html", data, Timeline(rates(turns()), EVENTS))
     text = (tmp_path / "page.html").read_text()

@@ -3,10 +3,12 @@
 
 import json
 import os
+from functools import partial
 
 import pytest
+from vmlab import Guest
 
-from tests.guest.net import HERE, until
+from tests.guest.net import HERE, at_once, until
 
 UNUSED = 3072
 """Offset in a region's first page where nothing is: a mark there disturbs nobody."""
@@ -115,23 +117,26 @@ def test_the_network_decides(lab, net, g1):
         states = {one["name"]: one["state"] for one in net.listing()["guests"]}
         return states.get("v4") == states.get("v5") == "ready"
 
+    def begin(guest: Guest) -> None:
+        guest.wait_booted()
+        net.prepare_guest(guest)
+        net.attach(guest)
+
     def move_v5(old: int, new: int) -> None:
         tap = v5.spec.tap
         net.host.run(f"bridge vlan del dev {tap} vid {old}; bridge vlan add dev {tap} vid {new} pvid untagged")
 
     try:
+        # One after the other, as the first makes their bridge.
         for guest in both:
             guest.start(wait=False)
-        for guest in both:
-            guest.wait_booted()
-            net.prepare_guest(guest)
-            net.attach(guest)
+        at_once(*(partial(begin, guest) for guest in both))
         until(ready, 15 * net.slow, "both are ready")
         assert net.peers(v4) == net.peers(v5) == {}, "guests on different VLANs see each other"
         assert not {"v4", "v5"} & set(net.peers(g1)), "guests on different bridges see each other"
         # Not even a frame with the right address gets there.
         v4.run(f"ip neigh replace {v5.ip} dev eth0 lladdr {v5.mac} nud permanent")
-        assert v4.run(f"ping -c 2 -W 1 -q {v5.ip}", check=False).code != 0
+        assert v4.run(f"ping -c 2 -i 0.2 -W 1 -q {v5.ip}", check=False).code != 0
         assert not regions(v4) and not regions(v5)
 
         move_v5(20, 10)
@@ -146,13 +151,13 @@ def test_the_network_decides(lab, net, g1):
                 f"ip addr add {ip}/24 dev eth0.20 && ip link set eth0.20 up"
             )
         v4.run(f"ip neigh replace 10.78.0.2 dev eth0.20 lladdr {v5.mac} nud permanent")
-        assert v4.run("ping -c 2 -W 1 -q 10.78.0.2", check=False).code != 0
+        assert v4.run("ping -c 2 -i 0.2 -W 1 -q 10.78.0.2", check=False).code != 0
 
         move_v5(10, 20)
         until(lambda: net.state(v4, v5) == "gone", 10 * net.slow, "v4 hears that v5 is on another VLAN now")
         until(lambda: not regions(v4) and not regions(v5), 10 * net.slow, "the channel is unplugged")
         v4.run(f"ip neigh replace {v5.ip} dev eth0 lladdr {v5.mac} nud permanent")
-        assert v4.run(f"ping -c 2 -W 1 -q {v5.ip}", check=False).code != 0
+        assert v4.run(f"ping -c 2 -i 0.2 -W 1 -q {v5.ip}", check=False).code != 0
     finally:
         for guest in both:
             lab.remove_guest(guest.name)

@@ -13,6 +13,8 @@ import pytest
 
 from tests.guest.net import HERE, POLICY, STALLS, until
 
+pytestmark = pytest.mark.keeps("r4")
+
 PORT = "7000"
 MORE = {"g1": ("10.77.0.111/24", "fd77::111/64"), "r4": ("10.77.4.111/24", "fd77:0:0:4::111/64")}
 """The second addresses of each."""
@@ -47,32 +49,43 @@ def change(guest, verb, cidr):
     guest.run(f"ip addr {verb} {cidr} dev eth0{nodad}")
 
 
-@pytest.fixture
-def r4(lab, net, g1):
-    """A guest behind the host's other bridge; both have two addresses of each family, and routes to each other."""
+def boot_r4(lab, net):
+    """A guest behind the host's other bridge, attached."""
     r4 = lab.add_guest("r4", boot=False, bridge="br4", subnet=4)
     try:
         r4.start()
         net.prepare_guest(r4)
+        net.attach(r4)
+    except BaseException:
+        lab.remove_guest("r4")
+        raise
+    return r4
+
+
+@pytest.fixture
+def r4(lab, net, g1):
+    """A guest behind the host's other bridge; both have two addresses of each family, and routes to each other.
+
+    It stays for the next test of this file (`keeps`), without the policy that lets it have a channel.
+    """
+    r4 = lab.guest("r4") if "r4" in lab.guests else boot_r4(lab, net)
+    try:
         net.host.run("echo 1 >/proc/sys/net/ipv6/conf/all/forwarding")
         for guest, far, router in ((g1, "fd77:0:0:4::/64", "fd77::1"), (r4, "fd77::/64", "fd77:0:0:4::1")):
-            for cidr in MORE[guest.name]:
-                change(guest, "add", cidr)
-            guest.run(f"ip -6 route replace {far} via {router} dev eth0")
-        net.attach(r4)
+            adding = [f"ip addr replace {cidr} dev eth0{' nodad' if ':' in cidr else ''}" for cidr in MORE[guest.name]]
+            guest.run(" && ".join([*adding, f"ip -6 route replace {far} via {router} dev eth0"]))
         until(
             lambda: any((one["name"], one["state"]) == ("r4", "ready") for one in net.listing()["guests"]),
             15 * net.slow,
             "r4 is ready",
         )
+        until(lambda: not net.channel_count(r4), 10 * net.slow, "r4 has no channel of an earlier test")
         yield r4
     finally:
         net.set_policy(POLICY)
-        lab.remove_guest("r4")
-        net.host.run("echo 0 >/proc/sys/net/ipv6/conf/all/forwarding; ip link del br4", check=False)
-        g1.run("ip -6 route del fd77:0:0:4::/64", check=False)
-        for cidr in MORE["g1"]:
-            g1.run(f"ip addr del {cidr} dev eth0", check=False)
+        net.host.run("echo 0 >/proc/sys/net/ipv6/conf/all/forwarding")
+        removing = [f"ip addr del {cidr} dev eth0" for cidr in MORE["g1"]]
+        g1.run("; ".join(["ip -6 route del fd77:0:0:4::/64", *removing]), check=False)
 
 
 def sent(net, guest, peer):

@@ -120,8 +120,8 @@ def test_file_of_a_gigabyte(net, g1, g2):
         # No block is like another: each part begins with its number, and so elsewhere in a page.
         g1.run(
             "openssl rand 16777216 >/run/part &&"
-            f" for n in $(seq 1001 1064); do echo $n; cat /run/part; done | head -c {size} >/run/big/file;"
-            " rm /run/part",
+            " for n in $(seq 1001 1064); do echo $n; cat /run/part; done >/run/big/file &&"
+            f" truncate -s {size} /run/big/file && rm /run/part",
             timeout=180 * net.slow,
         )
         listen = ["socat", "-d", "-d", "-u", "-b", "262144", "TCP-LISTEN:7200,reuseaddr", "CREATE:/run/big/file"]

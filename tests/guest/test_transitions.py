@@ -7,11 +7,12 @@ and must be under a second.
 """
 
 import time
+from functools import partial
 
 import pytest
 from vmlab import CommandFailed
 
-from tests.guest.net import HERE, STALLS, until
+from tests.guest.net import HERE, STALLS, at_once, until
 
 LONGEST_STALL = 1.0
 ENOUGH = 30_000_000
@@ -75,13 +76,11 @@ def judge(request, net, longest):
 
 def test_modprobe(net, g1, g2, request):
     """The modules are loaded under a transfer that began without them."""
-    net.unload(g1)
-    net.unload(g2)
+    at_once(partial(net.unload, g1), partial(net.unload, g2))
     with net.transfer(g1, g2) as transfer:
         watch = Watch(net, transfer, g1, g2)
         watch.on_standard()
-        net.load(g1)
-        net.load(g2)
+        net.load(g1, g2)
         watch.on_channel()
         longest = transfer.finish()
     judge(request, net, longest)
@@ -110,8 +109,7 @@ def test_rmmod_everywhere(net, g1, g2, watch):
         assert one.wait(60 * net.slow).code == 0
         assert other.wait(60 * net.slow).code == 0
     watch.on_standard()
-    net.load(g1)
-    net.load(g2)
+    net.load(g1, g2)
     watch.on_channel()
 
 

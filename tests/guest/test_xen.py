@@ -111,8 +111,7 @@ def test_unloaded_modules_hold_nothing(net, g1, g2, g3, first):
         if left:
             wait_held(net, left, ids, xen.NOTHING, "holds nothing")
     assert [messages(guest) for guest in pair] == complaints, "see dmesg"
-    for guest in (g1, g2, g3):
-        net.load(guest)
+    net.load(g1, g2, g3)
     net.ensure()
 
 

@@ -68,8 +68,6 @@ def movable(net, lab, g1, alone):
     guest.run(["mkdir", "-p", HERE])
     for name in ("control", "stream"):
         guest.put(TOOLS / name, f"{HERE}/{name}")
-    # Frontends whose driver knows nothing of a restore must not be there.
-    guest.run("rmmod 9p 9pnet_xen")
     net.load(guest)
     net.bring_up(g1, guest)
     return guest

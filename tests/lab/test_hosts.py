@@ -5,13 +5,29 @@ import subprocess
 
 import pytest
 from vmlab import CommandFailed, GuestFailed, paths
+from vmlab.xen import XL
 
-pytestmark = [pytest.mark.lab(hosts=2, guests=2), pytest.mark.migrations]
+pytestmark = pytest.mark.migrations
+
+
+def pytest_generate_tests(metafunc):
+    """Each test on both kinds of host, unless it is about what only one has."""
+    kinds = ["kvm"] if metafunc.definition.get_closest_marker("kvm_only") else ["kvm", "xen"]
+    marked = [pytest.param(kind, id=kind, marks=pytest.mark.lab(kind=kind, hosts=2, guests=2)) for kind in kinds]
+    metafunc.parametrize("kind", marked)
+
+
+@pytest.fixture(autouse=True)
+def of_this_kind(kind, lab):
+    assert lab.kind.name == kind
 
 
 def on(guest):
-    """Its QEMU runs on its host, and nowhere else."""
-    words = ["pgrep", "-fc", f"^qemu-system.* -name {guest.name} "]
+    """Its QEMU, or domain, is on its host, and nowhere else."""
+    if guest.lab.kind.name == "xen":
+        words = f"{XL} list | grep -c '^{guest.name}[ -]'"
+    else:
+        words = f"pgrep -fc '^qemu-system.* -name {guest.name} '"
     found = {name: host.run(words, check=False).out.strip() for name, host in guest.lab.hosts.items()}
     return found == {name: "1" if name == guest.host.name else "0" for name in guest.lab.hosts}
 
@@ -38,6 +54,9 @@ def test_a_guest_moves_and_is_reached_as_before(lab, g1, g2):
         words = ["exec", "--name", lab.name, "g2", "--", "hostname"]
         done = subprocess.run([paths.REPO / "vmlab", *words], capture_output=True, timeout=60, check=False)
         assert done.stdout == b"g2\n"
+    # Its end is noticed by who looks after it now.
+    g2.kill()
+    assert g2.exit_status == 137 and not g2.running
 
 
 def test_a_migration_that_does_not_begin(lab, g2):
@@ -52,6 +71,7 @@ def test_a_migration_that_does_not_begin(lab, g2):
     g2.run("true")
 
 
+@pytest.mark.kvm_only
 def test_a_migration_that_is_cancelled(lab, g2):
     here = g2.host
 

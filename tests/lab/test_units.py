@@ -3,7 +3,9 @@
 
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -12,7 +14,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vmlab import Guest, GuestFailed, Host, Lab, VmlabError, accel, kernels, movable, paths, pytest_plugin
+from vmlab import (
+    CommandFailed,
+    Guest,
+    GuestFailed,
+    Host,
+    Lab,
+    VmlabError,
+    accel,
+    kernels,
+    movable,
+    paths,
+    programs,
+    pytest_plugin,
+)
 from vmlab.console import DETECTORS, ConsoleWatch, interrupted_twice, scan
 from vmlab.kinds import Outer, find_kind
 from vmlab.lab import start_time
@@ -29,7 +44,7 @@ from vmlab.protocol import (
 )
 from vmlab.qemu import LAN, GuestSpec, append_line, guest_command, outer_command
 from vmlab.switch import Link, Switch
-from vmlab.xen import guest_config
+from vmlab.xen import RELAY, XL, guest_config
 
 SAMPLES = {
     "panic": "Kernel panic - not syncing: Fatal exception in interrupt",
@@ -115,7 +130,23 @@ TWICE = """\
 """Of a console: the same interrupt, on the first instruction of its own entry."""
 
 
+IN_SYSCALL = """\
+[   84.324878] traps: PANIC: double fault, error_code: 0x0
+[   84.326479] double fault: 0000 [#1] PREEMPT SMP NOPTI
+[   84.328880] CPU: 0 PID: 160 Comm: beat Tainted: G           OE      6.1.0-56-amd64 #1  Debian 6.1.192-2
+[   84.329062] Hardware name: QEMU Standard PC (i440FX + PIIX, 1996), BIOS 1.16.2-debian-1.16.2-1 04/01/2014
+[   84.329155] RIP: 0010:entry_SYSCALL_64+0x0/0x29
+[   84.333762] Code: cc cc cc cc cc cc cc <0f> 01 f8 65 48 89 24 25 14 60 00 00 eb 12
+[   84.333963] RSP: 0018:00007ffe50ecb568 EFLAGS: 00000002
+[   84.334461] RAX: 0000000000000007 RBX: 00007ffe50ecb5a0 RCX: 0000000000443c40
+"""
+"""Of a console: an interrupt on the first instruction of a system call's entry."""
+
+
 def test_an_interrupt_delivered_twice_is_known():
+    assert interrupted_twice(IN_SYSCALL)
+    assert not interrupted_twice(IN_SYSCALL.replace("64+0x0/", "64+0x9/"))
+    assert not interrupted_twice(IN_SYSCALL.replace("EFLAGS: 00000002", "EFLAGS: 00000202"))
     assert interrupted_twice(TWICE)
     assert interrupted_twice(TWICE.replace("irq_entries_start", "asm_sysvec_apic_timer_interrupt"))
 
@@ -132,6 +163,33 @@ def test_an_ordinary_trace_is_no_interrupt_delivered_twice(was, ordinary):
     assert not interrupted_twice(TWICE.replace(was, ordinary))
 
 
+RESUMED = """\
+[   11.8] ------------[ cut here ]------------
+[   11.8] WARNING: CPU: 0 PID: 24 at drivers/xen/events/events_base.c:1635 evtchn_put+0x5d/0x70
+[   11.8] RIP: e030:evtchn_put+0x5d/0x70
+[   11.8] Call Trace:
+[   11.8]  <TASK>
+[   11.8]  xencons_disconnect_backend+0x58/0x80
+[   11.8]  xencons_resume+0x19/0x60
+[   11.8]  xenbus_dev_resume+0x8a/0x100
+[   11.8] ---[ end trace 0000000000000000 ]---
+"""
+
+
+def test_what_a_restored_console_says_of_itself_is_no_finding():
+    assert scan("g1", RESUMED) == []
+    # Whoever else puts a port too often is one, and what comes before or behind is.
+    for was, other in (
+        ("xencons_resume", "withdraw"),
+        ("evtchn_put", "evtchn_get"),
+        (" xencons_disc", " doorbell_disc"),
+    ):
+        assert [one.detector for one in scan("g1", RESUMED.replace(was, other))] == ["warning", "call-trace"]
+    ours = RESUMED.replace("xencons_", "vmloop_xen_")
+    assert len(scan("g1", ours + RESUMED + ours)) == 4
+    assert len(scan("g1", RESUMED.rpartition("[ ")[0])) == 2, "a trace that is cut off may be any"
+
+
 PLUGIN = """
 from types import SimpleNamespace
 import pytest
@@ -141,7 +199,7 @@ from vmlab.console import Finding
 TRACE = {trace!r}
 USES = []
 
-def get(pool, options):
+def get(pool, options, kept):
     USES.append(1)
     found = [Finding("g1", "bug", "BUG: x")] if len(USES) <= {bad} else []
     return SimpleNamespace(
@@ -215,26 +273,27 @@ def test_guests_are_told_apart():
 
 def test_guest_command(tmp_path):
     here = tmp_path
-    pc = guest_command(GuestSpec("g1", 1, cpus=1), here, here, here)
+    pc = guest_command(GuestSpec("g1", 1, cpus=1), here, here, here, here / "root.tar")
     assert "1,maxcpus=2" in pc
     assert not [word for word in pc if "pcie-root-port" in word]
-    q35 = guest_command(GuestSpec("g1", 1, machine="q35", extra_args=["-S"]), here, here, here)
+    q35 = guest_command(GuestSpec("g1", 1, machine="q35", extra_args=["-S"]), here, here, here, here / "root.tar")
     assert len([word for word in q35 if "pref64-reserve=64M" in word]) == 8
     assert q35[-1] == "-S"
-    bare = guest_command(GuestSpec("g1", 1, machine="q35", root_ports=0), here, here, here)
+    bare = guest_command(GuestSpec("g1", 1, machine="q35", root_ports=0), here, here, here, here / "root.tar")
     assert not [word for word in bare if "pcie-root-port" in word]
     with pytest.raises(VmlabError, match="no machine"):
-        guest_command(GuestSpec("g1", 1, machine="isapc"), here, here, here)
+        guest_command(GuestSpec("g1", 1, machine="isapc"), here, here, here, here / "root.tar")
 
 
 def test_a_guest_that_comes(tmp_path):
     here = tmp_path
-    plain = guest_command(GuestSpec("g2", 2), here, here, here)
-    comes = guest_command(GuestSpec("g2", 2, host="host2"), here, here, here, incoming=True)
+    plain = guest_command(GuestSpec("g2", 2), here, here, here, here / "root.tar")
+    comes = guest_command(GuestSpec("g2", 2, host="host2"), here, here, here, here / "root.tar", incoming=True)
     # The machine must be the same, or what it left will not fit.
     assert comes == [*plain, "-incoming", "tcp:0:49154"]
     moves = guest_command(GuestSpec("g2", 2, movable=True), here, here, here, here / "root.tar")
     assert f"vmlab.movable={here}/root.tar" in moves[moves.index("-append") + 1]
+    assert f"vmlab.programs={here}/root.tar" in plain[plain.index("-append") + 1]
 
 
 def test_hosts_are_joined(tmp_path):
@@ -247,10 +306,11 @@ def test_hosts_are_joined(tmp_path):
     macs = {word for words in (one, two) for word in words if word.startswith("virtio-net-pci")}
     assert len(macs) == 2
     assert f"{tmp_path}/host2/console.log" in " ".join(two)
-    find_kind("kvm").check_hosts(2)
-    for kind, hosts in (("kvm", 3), ("kvm", 0), ("xen", 2)):
-        with pytest.raises(VmlabError, match="host"):
-            find_kind(kind).check_hosts(hosts)
+    for kind in ("kvm", "xen"):
+        find_kind(kind).check_hosts(2, False)
+        for hosts, virtual_time in ((3, False), (0, False), (2, True)):
+            with pytest.raises(VmlabError, match="host"):
+                find_kind(kind).check_hosts(hosts, virtual_time)
 
 
 def test_files_of_a_guest_on_each_host():
@@ -268,7 +328,7 @@ class FakeGuest:
         self.name, self.host, self.log, self.end = "g2", host, log, end
         self.running = True
         self.spec = GuestSpec("g2", 2, movable=True)
-        self.lab = SimpleNamespace(placed=lambda name, host: log.append(f"placed on {host}"))
+        self.lab = SimpleNamespace(placed=lambda name, host: log.append(f"placed on {host}"), kind=find_kind("kvm"))
 
     def on(self, host):
         return self if host is self.host else FakeGuest(host, self.log)
@@ -308,8 +368,97 @@ def test_a_migration_step_by_step():
         move(FakeGuest(one, log), one, None, 5)
 
 
-def test_a_lab_with_a_host_that_does_not_answer_is_booted_anew(monkeypatch):
-    """Whichever of its hosts that is; a guest alone is started again."""
+class FakeDom0:
+    """A Xen host that notes what it is to run, and fails as told."""
+
+    name = "host"
+
+    def __init__(self, refuse):
+        self.refuse, self.ran = refuse, []
+
+    def run(self, command, **options):
+        self.ran.append(command)
+        if self.refuse:
+            raise CommandFailed(self.refuse)
+
+
+def test_a_guest_that_was_never_started_is_gone(tmp_path):
+    lab: Any = SimpleNamespace(directory=tmp_path)
+    guest: Any = SimpleNamespace(name="g1", lab=lab, own_file=str, exit_status=None, running=False)
+    Guest.wait_ended(guest)
+
+
+def test_xl_migrates_over_the_relay():
+    guest: Any = SimpleNamespace(name="g2", host=FakeDom0(""))
+    guest.spec = GuestSpec("g2", 2, machine="pvh")
+    find_kind("xen").begin_migration(guest, "tcp:10.77.0.2:49154", 5)
+    assert guest.host.ran == [f"{XL} migrate -s '/usr/bin/python3 {RELAY} connect 49154' g2 10.77.0.2"]
+    guest.spec.machine = "pv"
+    find_kind("xen").begin_migration(guest, "tcp:10.77.0.2:49154", 5)
+    assert f"{XL} save -p g2 leaving" in guest.host.ran[1]
+    guest.host.refuse = "no such thing"
+    with pytest.raises(GuestFailed, match=r"g2 stays on host.*no such thing"):
+        find_kind("xen").begin_migration(guest, "tcp:10.77.0.2:49154", 5)
+
+
+def test_the_relay_joins_two_programs(tmp_path):
+    """Each end of it sees the end of the other's output."""
+    port, pid = str(free_port()), tmp_path / "pid"
+    there = relay("listen", port, pid, "wc -c; echo $$")
+    connect = [sys.executable, str(RELAY), "connect", port, "127.0.0.1", "xl", "migrate-receive"]
+    here = subprocess.run(connect, input=bytes(3_000_000), capture_output=True, timeout=20, check=True)
+    assert there.wait(10) == 0
+    # Its pid is that of the program which it became.
+    assert here.stdout.split() == [b"3000000", pid.read_bytes().strip()]
+    there = relay("feed", port, pid, "wc -c >&2")
+    assert subprocess.run(connect, input=b"12345", capture_output=True, timeout=20, check=True).stdout == b"arrived\n"
+    assert there.wait(10) == 0 and there.stderr and there.stderr.read() == b"5\n"
+    there = relay("feed", port, pid, "exit 3")
+    assert subprocess.run(connect, input=bytes(3_000_000), capture_output=True, timeout=20, check=False).stdout == b""
+    assert there.wait(10) == 3
+    # Nobody listens any more.
+    again = subprocess.run(connect, input=b"x", capture_output=True, timeout=20, check=False)
+    assert again.returncode and b"refused" in again.stderr
+
+
+def relay(how, port, pid, script):
+    pid.unlink(missing_ok=True)
+    made = subprocess.Popen([sys.executable, RELAY, how, port, pid, "/bin/sh", "-c", script], stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 10
+    while not (pid.exists() and pid.read_text()):
+        assert time.monotonic() < deadline and made.poll() is None
+        time.sleep(0.01)
+    return made
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_the_agent_finds_its_terminal_again(tmp_path):
+    """As after a restore: the old one is hung up, and another one has its name."""
+    ends = [os.openpty() for _ in range(2)]
+    path = tmp_path / "terminal"
+    path.symlink_to(os.ttyname(ends[0][1]))
+    with subprocess.Popen([kernels._agent(), path], stderr=subprocess.DEVNULL) as agent:
+        try:
+            for master, slave in ends:
+                greeting = b""
+                while not greeting.endswith(frame(0, Frame.WELCOME)):
+                    assert select.select([master], [], [], 10)[0], f"no greeting, only {greeting!r}"
+                    greeting += os.read(master, 100)
+                path.unlink()
+                if master is ends[0][0]:
+                    path.symlink_to(os.ttyname(ends[1][1]))
+                os.close(slave)
+                os.close(master)
+        finally:
+            agent.kill()
+
+
+def test_what_a_test_finds_of_a_lab_that_is_up(monkeypatch):
+    """It is booted anew if one of its hosts does not answer; a guest alone is started again."""
 
     class FakeMachine:
         def __init__(self, name, log, silent):
@@ -334,6 +483,10 @@ def test_a_lab_with_a_host_that_does_not_answer_is_booted_anew(monkeypatch):
             self.guests = {name: FakeMachine(name, log, silent) for name in ("g1", "g2")}
             self.guest = self.guests.get
 
+        def remove_guest(self, name):
+            self.log.append(f"remove {name}")
+            del self.guests[name]
+
         def findings(self):
             return []
 
@@ -343,10 +496,12 @@ def test_a_lab_with_a_host_that_does_not_answer_is_booted_anew(monkeypatch):
     def boot(name, **options):
         log.append("up")
         silent.clear()
-        return FakeLab(log, silent)
+        labs.append(FakeLab(log, silent))
+        return labs[-1]
 
     log: list[str] = []
     silent: set[str] = set()
+    labs: list[FakeLab] = []
     monkeypatch.setattr(pytest_plugin.Machine, "answers", FakeMachine.answers)
     monkeypatch.setattr(pytest_plugin.Lab, "up", boot)
     config: Any = SimpleNamespace(getoption=lambda name: None)
@@ -363,6 +518,21 @@ def test_a_lab_with_a_host_that_does_not_answer_is_booted_anew(monkeypatch):
         silent.update({one} - {""})
         pool.get(options)
         assert log == expected, one
+    # Guests that a test added stay for tests that keep them, while they are well.
+    for kept, mute, suspect, expected in (
+        ({"r4"}, set(), set(), []),
+        (set(), set(), set(), ["remove r4"]),
+        ({"v4"}, set(), set(), ["remove r4"]),
+        ({"r4"}, {"r4"}, set(), ["remove r4"]),
+        ({"r4"}, set(), {"r4"}, ["remove r4"]),
+    ):
+        labs[-1].guests["r4"] = FakeMachine("r4", log, silent)
+        log.clear()
+        silent |= mute
+        pool.suspect(suspect)
+        pool.get(options, kept)
+        assert log == expected
+        silent.clear()
 
 
 def test_a_line_follows_its_guest(tmp_path):
@@ -487,8 +657,24 @@ def test_the_root_of_movable_guests(tmp_path, monkeypatch):
     assert movable.build(kernel, tree) != archive
 
 
+def test_the_programs_of_guests(tmp_path, monkeypatch):
+    """Those that are there, with their libraries, at the places where the outside's root has them."""
+    monkeypatch.setattr(movable, "CACHE", tmp_path)
+    monkeypatch.setattr(programs, "PROGRAMS", ("sh", "no-such-program"))
+    monkeypatch.setattr(movable.kernels, "KERNELS", tmp_path)
+    archive = programs.build.__wrapped__()
+    with tarfile.open(archive) as found:
+        names = {one.name for one in found}
+        assert found.getmember("usr/bin/sh").isreg(), "a link would lead to what is not there"
+    assert any(name.startswith("usr/lib") and "libc.so" in name for name in names)
+    assert "etc/passwd" in names and not [name for name in names if "no-such" in name]
+    assert programs.build.__wrapped__() == archive
+    monkeypatch.setattr(programs, "PROGRAMS", ("sh", "true"))
+    assert programs.build.__wrapped__() != archive
+
+
 def test_xen_guest_config(tmp_path):
-    text = guest_config(GuestSpec("g1", 1, machine="pvh", extra_args=["maxvcpus = 2"]), tmp_path, tmp_path, tmp_path)
+    text = guest_config(GuestSpec("g1", 1, machine="pvh", extra_args=["maxvcpus = 2"]), *[tmp_path] * 4)
     values: dict[str, object] = {}
     exec(text, values)  # xl's syntax and Python's are the same here
     assert values["type"] == "pvh"
@@ -497,22 +683,31 @@ def test_xen_guest_config(tmp_path):
     assert values["cpus"] == "all,^0"
     assert values["maxvcpus"] == 2
     assert "vmlab.layers=xen" in str(values["cmdline"]) and "vmlab.movable" not in str(values["cmdline"])
+    assert f"vmlab.programs={tmp_path}" in str(values["cmdline"])
 
 
 def test_a_xen_guest_that_is_movable_takes_its_root_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr(movable, "build", lambda kernel, modules: tmp_path / f"{kernel.release}.tar")
-    monkeypatch.setattr(kernels, "build_initramfs", lambda *_: tmp_path)
+    monkeypatch.setattr(programs, "build", lambda: tmp_path / "programs.tar")
+    monkeypatch.setattr(kernels, "build_initramfs", lambda *_: tmp_path / "init-1.cpio")
+    (tmp_path / "init-1.cpio").write_bytes(bytes(512))
+    (tmp_path / "6.1.0.tar").write_text("all of it")
     kernel = kernels.Kernel("6.1", "6.1.0", tmp_path, tmp_path)
     (tmp_path / "g1").mkdir()
     for wanted in (True, False):
         guest: Any = SimpleNamespace(
-            name="g1", inside="/x", lab=SimpleNamespace(directory=tmp_path),
+            name="g1", inside="/x", lab=SimpleNamespace(directory=tmp_path), own_file=str,
             spec=GuestSpec("g1", 1, machine="pv", movable=wanted),
         )  # fmt: skip
         find_kind("xen").start_script(guest, kernel, tmp_path)
-        words = (tmp_path / "g1" / "xl.cfg").read_text().split()
-        assert (f"vmlab.movable={tmp_path}/6.1.0.tar" in words) == wanted
-        assert ("vmlab.layers=xen" in words) != wanted
+        text = (tmp_path / "g1" / "xl.cfg").read_text()
+        assert ("vmlab.movable=/movable.tar" in text.split()) == wanted
+        assert ("vmlab.layers=xen" in text.split()) != wanted
+        assert (f"vmlab.programs={tmp_path}/programs.tar" in text.split()) != wanted
+        assert ("tag=root" in text) != wanted
+        disk = tmp_path / ("6.1.0+1.cpio" if wanted else "init-1.cpio")
+        assert f"ramdisk = '/run/vmlab/outside{disk}'" in text
+        assert (b"movable.tar\0" in disk.read_bytes() and b"all of it" in disk.read_bytes()) == wanted
 
 
 @pytest.mark.parametrize(("machine", "cpus"), [("pv", "2"), ("pvh", "3")])
