@@ -78,11 +78,17 @@ def test_guest_outside_of_the_group(net, g1, g2, g3):
 
 
 def test_fourth_guest(lab, net, g1, g2, g3):
-    """It joins, has a channel with each of the others, and goes again."""
-    g4 = lab.add_guest()
+    """It joins, has a channel with each of the others, and goes again.
+
+    The agent knows it before it has booted, as an agent does that watches for
+    new machines; a reboot is no different.
+    """
+    g4 = lab.add_guest(boot=False)
     try:
-        net.prepare_guest(g4)
+        g4.start(wait=False)
         net.attach(g4)
+        g4.wait_booted()
+        net.prepare_guest(g4)
         others = (g1, g2, g3)
         for other in others:
             net.bring_up(g4, other)

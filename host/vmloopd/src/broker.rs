@@ -82,8 +82,8 @@ pub enum Event {
     },
     /// A guest's task has connected.
     Connected(Box<Connected>),
-    /// A guest can be told who is here.
-    ControlUp {
+    /// A guest can be told who is here, or as soon as it has booted.
+    Attached {
         /// the guest
         key: Key,
     },
@@ -943,7 +943,7 @@ impl Broker {
         self.dirty = true;
     }
 
-    fn control_up(&mut self, key: Key) {
+    fn attached(&mut self, key: Key) {
         let Some(guest) = self.guests.get_mut(&key) else { return };
         // It may be about to go again, or for good.
         let known = match guest.phase {
@@ -2096,7 +2096,7 @@ impl Broker {
                 self.relay(key, tag, |side| channel::Command::Fail { side, errno });
             }
             Event::Connected(connected) => self.connected(*connected),
-            Event::ControlUp { key } => self.control_up(key),
+            Event::Attached { key } => self.attached(key),
             Event::Away { key } => self.away(key),
             Event::Guest { key, message } => self.hear(key, message),
             Event::Nics { key, nics } => {

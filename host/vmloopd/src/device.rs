@@ -38,6 +38,9 @@ pub enum Error {
     /// There is no slot for it.
     #[error("no free {0}")]
     Slots(&'static str),
+    /// The machine's firmware is at work, or has not begun.
+    #[error("the machine is still booting")]
+    Booting,
     /// QMP failed.
     #[error(transparent)]
     Qmp(#[from] qmp::Error),
@@ -54,6 +57,7 @@ impl Error {
                 "start QEMU with more of -device pcie-root-port,id=rpN,chassis=N,pref64-reserve=64M; one for the control device and one for each peer"
             }
             Self::Slots(_) => "unplug another device; each channel needs a PCI slot",
+            Self::Booting => "it is tried again",
             Self::Qmp(error) => error.hint(),
             Self::Io(_) => "",
         }
@@ -144,7 +148,8 @@ impl Slots {
         Self { qmp, kind, turn: Arc::default() }
     }
 
-    /// Plugs a device. What was half done is undone on an error. Must run to
+    /// Plugs a device, unless the machine's firmware is not done with those that
+    /// it has; a machine that is reset meanwhile is not noticed. What was half done is undone on an error. Must run to
     /// its end: spawn it where it could be cancelled.
     ///
     /// # Errors
@@ -155,9 +160,17 @@ impl Slots {
         let _turn = self.turn.lock().await;
         let bus = match machine::free_slot(&self.qmp, self.kind, spec.size).await {
             Ok(bus) => bus,
-            Err(NoSlot::Full) => return Err(Error::Slots("PCI Express root port")),
+            Err(NoSlot::Full(what)) => return Err(Error::Slots(what)),
             Err(NoSlot::Qmp(error)) => return Err(error.into()),
         };
+        // An ivshmem device answers at its addresses as soon as it is plugged
+        // (ivshmem_common_realize() in QEMU's hw/misc/ivshmem.c; only a reset of
+        // the machine ends that). Firmware learns a BAR's size by writing all
+        // ones to it. SeaBIOS does not turn the device off for that: KVM refuses
+        // memory so high, and QEMU aborts.
+        if !machine::is_set_up(&self.qmp).await? {
+            return Err(Error::Booting);
+        }
         let (ours, theirs) = conversation(&spec)?;
 
         let name = json!({"fdname": spec.chardev});

@@ -35,6 +35,8 @@ const BATCH: usize = 64;
 const WAITING: usize = 1024;
 /// A broken control device is replaced no more often than this.
 const REPLACE: Duration = Duration::from_secs(5);
+/// How soon a machine is asked again whether its firmware is done.
+const BOOTING: Duration = Duration::from_millis(200);
 /// How soon a guest that stays after all is tried again: QEMU may still be busy
 /// with the migration that was cancelled.
 const RETURN: Duration = Duration::from_millis(200);
@@ -194,6 +196,7 @@ fn machine_problem(error: &machine::Error) -> Problem {
 fn device_problem(error: &device::Error) -> Problem {
     let code = match error {
         device::Error::Slots(_) => "no-slot",
+        device::Error::Booting => "booting",
         device::Error::Qmp(error) => return qmp_problem(error),
         device::Error::Io(_) => "failed",
     };
@@ -350,6 +353,18 @@ impl Serving {
             let mut qemu = self.qmp.events();
             let mut control = match Control::plug(&self.slots).await {
                 Ok(control) => control,
+                Err(device::Error::Booting) => {
+                    if first {
+                        self.tell(Event::Attached { key: self.key }).await;
+                        first = false;
+                    }
+                    match self.wait_until(plugged_at + BOOTING).await {
+                        Waited::Enough => {}
+                        Waited::Prepare => stand_by = true,
+                        Waited::Over => return Ok(()),
+                    }
+                    continue;
+                }
                 Err(error) => {
                     // Whoever migrates need not ask us: it may have begun now.
                     stand_by = machine::migration(&self.qmp)
@@ -373,7 +388,7 @@ impl Serving {
             };
             first = false;
             pause = REPLACE;
-            self.tell(Event::ControlUp { key: self.key }).await;
+            self.tell(Event::Attached { key: self.key }).await;
             let end = self.serve(&mut control, &mut qemu).await;
             self.tell(Event::Away { key: self.key }).await;
             control.region.close();

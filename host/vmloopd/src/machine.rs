@@ -5,6 +5,7 @@
 //! Nothing here is taken from the guest: addresses come from how QEMU was
 //! configured, not from what the guest's driver set later.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -443,10 +444,13 @@ pub enum NoSlot {
     /// QMP failed.
     #[error(transparent)]
     Qmp(#[from] qmp::Error),
-    /// Every root port has a device.
-    #[error("no free PCI Express root port")]
-    Full,
+    /// Every place has a device.
+    #[error("no free {0}")]
+    Full(&'static str),
 }
+
+/// Slots of a PCI bus.
+const BUS_SLOTS: usize = 32;
 
 /// Where to plug a device with a BAR of `size` bytes: the id of a root port on
 /// Q35, None (QEMU finds a slot) on PC.
@@ -454,10 +458,11 @@ pub enum NoSlot {
 /// # Errors
 /// [`NoSlot`]
 pub async fn free_slot(qmp: &Qmp, kind: Kind, size: u64) -> Result<Option<String>, NoSlot> {
-    if kind == Kind::Pc {
-        return Ok(None);
-    }
     let buses = qmp.execute("query-pci", json!({})).await?;
+    if kind == Kind::Pc {
+        let full = used_slots(&buses).len() == BUS_SLOTS;
+        return if full { Err(NoSlot::Full("PCI slot")) } else { Ok(None) };
+    }
     let mut ports: Vec<String> = qmp
         .list("/machine/peripheral")
         .await?
@@ -476,7 +481,13 @@ pub async fn free_slot(qmp: &Qmp, kind: Kind, size: u64) -> Result<Option<String
             _ => at += 1,
         }
     }
-    choose_port(&buses, &ports, size).map(Some).ok_or(NoSlot::Full)
+    choose_port(&buses, &ports, size).map(Some).ok_or(NoSlot::Full("PCI Express root port"))
+}
+
+/// The slots of a PC's bus that have a device.
+fn used_slots(buses: &Value) -> HashSet<u64> {
+    let devices = buses[0]["devices"].as_array().map(Vec::as_slice).unwrap_or_default();
+    devices.iter().filter_map(|device| device["slot"].as_u64()).collect()
 }
 
 /// The first empty root port whose prefetchable window is large enough, or, as
@@ -503,6 +514,30 @@ fn choose_port(buses: &Value, ports: &[String], size: u64) -> Option<String> {
     second
 }
 
+/// Whether firmware has given the machine's devices their addresses, since it
+/// was started or reset.
+///
+/// # Errors
+/// Those of [`Qmp::execute`].
+pub async fn is_set_up(qmp: &Qmp) -> Result<bool, qmp::Error> {
+    let buses = qmp.execute("query-pci", json!({})).await?;
+    Ok(buses.as_array().is_some_and(|buses| buses.iter().any(|bus| any_mapped(&bus["devices"]))))
+}
+
+/// Whether any of these devices, or one behind them, answers at an address.
+/// Ours do not count: nobody has to give them one for that.
+fn any_mapped(devices: &Value) -> bool {
+    devices.as_array().is_some_and(|devices| {
+        devices.iter().any(|device| {
+            let name = device["qdev_id"].as_str().unwrap_or_default();
+            let regions = device["regions"].as_array().map(Vec::as_slice).unwrap_or_default();
+            // An address of -1 is none.
+            let mapped = regions.iter().any(|one| one["address"].as_i64().is_some_and(|at| at > 0));
+            (mapped && !name.starts_with(PREFIX)) || any_mapped(&device["pci_bridge"]["devices"])
+        })
+    })
+}
+
 /// Name for a guest that QEMU gives none: that of its socket's file, or of the
 /// directory if the file's says nothing.
 pub fn name_from_socket(path: &Path) -> String {
@@ -519,6 +554,30 @@ pub fn name_from_socket(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_of_two_functions_has_one_slot() {
+        let device = |slot: u64, function: u64| json!({"slot": slot, "function": function});
+        let buses = json!([{"bus": 0, "devices": [device(0, 0), device(1, 0), device(1, 1)]},
+            {"bus": 1, "devices": [device(7, 0)]}]);
+        assert_eq!(used_slots(&buses), HashSet::from([0, 1]));
+    }
+
+    #[test]
+    fn firmware_is_done_when_a_device_of_the_machine_has_an_address() {
+        let device = |name: &str, address: i64| json!({"qdev_id": name, "regions": [{"bar": 0, "address": address}]});
+        let behind = |device: Value| json!({"qdev_id": "rp1", "regions": [], "pci_bridge": {"devices": [device]}});
+        for (devices, done) in [
+            (json!([]), false),
+            (json!([device("", -1), device("n0", -1)]), false),
+            (json!([device("", -1), device("n0", 0xfebc_0000)]), true),
+            (json!([device("", -1), device("vmloop-ctl", 0xfebc_0000)]), false),
+            (json!([device("", -1), behind(device("n0", -1))]), false),
+            (json!([device("", -1), behind(device("n0", 0xc000))]), true),
+        ] {
+            assert_eq!(any_mapped(&devices), done, "{devices}");
+        }
+    }
 
     #[test]
     fn info_network_of_qemu() {

@@ -268,6 +268,26 @@ fn a_device_that_cannot_be_plugged() {
 }
 
 #[test]
+fn a_machine_that_boots_is_let_alone() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let qemu = Qemu::start(directory.path(), 1);
+    let agent = Agent::start(directory.path());
+    qemu.state().booting = true;
+    agent.attach(&qemu);
+    // It stays attached, and is asked again.
+    let asked = || qemu.state().heard.iter().filter(|word| *word == "query-pci").count();
+    wait("more questions", || asked() > 3);
+    assert!(qemu.devices().is_empty());
+    let guests = agent.list(Request::List).guests;
+    assert!(guests.len() == 1 && guests[0].state == "attached");
+    agent.ask(Request::Detach { guest: "g1".into() }).expect("not kept by its firmware");
+
+    agent.attach(&qemu);
+    qemu.state().booting = false;
+    wait("a control device", || qemu.has("vmloop-ctl"));
+}
+
+#[test]
 fn a_guest_that_misbehaves() {
     let directory = tempfile::tempdir().expect("a directory");
     let all: Vec<_> = (1..=3).map(|number| Qemu::start(directory.path(), number)).collect();

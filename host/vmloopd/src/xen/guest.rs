@@ -331,7 +331,7 @@ impl Task {
             ours,
             task: self,
         };
-        serving.tell(Event::ControlUp { key: serving.task.key }).await;
+        serving.tell(Event::Attached { key: serving.task.key }).await;
         serving.run().await;
         Ok(())
     }

@@ -36,6 +36,8 @@ pub struct State {
     pub devices: BTreeMap<String, Device>,
     pub chardevs: BTreeMap<String, Option<OwnedFd>>,
     pub fail_device_add: Option<String>,
+    /// Its firmware has not given its devices their addresses.
+    pub booting: bool,
     /// Devices that the guest does not give back.
     pub keeps: Option<String>,
     /// What query-status and query-migrate say; running and none if empty.
@@ -277,6 +279,12 @@ fn execute(
             Ok(json!({}))
         }
         "device_add" | "device_del" if migrating => generic("not allowed while migrating"),
+        "query-pci" => {
+            let address = if state.booting { -1_i64 } else { 0xfebc_0000 };
+            Ok(
+                json!([{"bus": 0, "devices": [{"qdev_id": "n0", "regions": [{"bar": 1, "address": address}]}]}]),
+            )
+        }
         "query-uuid" => {
             Ok(json!({"UUID": format!("00000000-0000-0000-0000-0000000000{number:02}")}))
         }
@@ -340,6 +348,7 @@ fn execute(
         }
         "device_add" => {
             let (id, chardev) = (text("id"), text("chardev"));
+            assert!(!state.booting, "firmware that sizes this device ends the machine");
             let fail = state.fail_device_add.as_ref().is_some_and(|prefix| id.starts_with(prefix));
             if fail {
                 generic(
