@@ -46,6 +46,13 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Wait after a lack of slots.
 const SLOTS_RETRY: Duration = Duration::from_secs(30);
+/// What a guest is told that is to ask again soon.
+const BUSY: (u32, Duration) = (shm::VMLOOP_REFUSED_BUSY, Duration::from_secs(1));
+/// Who wanted a channel to a machine that is not here yet wants it for so long;
+/// they ask again every second.
+const FRESH: Duration = Duration::from_secs(3);
+/// For how long a channel waits for the HELLO of a guest that has just arrived.
+const HELLO: Duration = Duration::from_secs(15);
 /// How long a guest that was told to shut down or to suspend gets no new
 /// channels; if it is still there then, it did not obey.
 const LEAVING: Duration = Duration::from_secs(10);
@@ -221,11 +228,14 @@ struct Waiter {
     reply: oneshot::Sender<Result<Value, Problem>>,
 }
 
-/// A machine that is being migrated to here.
+/// A machine that is being migrated to here. Its neighbours know of it already:
+/// who has frames for it asks for a channel, which is made as soon as it is here.
 struct Arrival {
     machine: Machine,
     name: String,
     path: PathBuf,
+    /// Guests that want a channel to it, and when they last said so.
+    wanted: HashMap<Key, Instant>,
     /// Its task ends when this is dropped.
     _stop: oneshot::Sender<()>,
 }
@@ -252,6 +262,8 @@ struct Guest {
     found: Vec<Found>,
     orphans: HashSet<u32>,
     go: Option<oneshot::Sender<Result<(), Problem>>>,
+    /// Guests that wanted a channel to it before it was here.
+    awaited_by: Vec<Key>,
     wants: Bucket,
     rescans: Bucket,
     told: Directory,
@@ -298,6 +310,8 @@ struct Channel {
     /// A guest goes, or went and may be back already: if it lived short, that
     /// is no failure.
     parted: bool,
+    /// A side has just arrived: until when it may say HELLO.
+    hello_by: Option<Instant>,
     commands: mpsc::UnboundedSender<channel::Command>,
 }
 
@@ -424,6 +438,14 @@ fn describe_arrival(arrival: &Arrival) -> api::Guest {
     }
 }
 
+impl Arrival {
+    /// Who had frames for it until now.
+    fn awaited_by(&self, now: Instant) -> Vec<Key> {
+        let fresh = self.wanted.iter().filter(|(_, at)| now - **at < FRESH);
+        fresh.map(|(key, _)| *key).collect()
+    }
+}
+
 impl Channel {
     fn side_of(&self, guest: Key) -> Option<usize> {
         self.sides.iter().position(|side| side.guest == guest)
@@ -529,6 +551,7 @@ impl Broker {
                 self.return_by,
                 self.patience.values().min().copied(),
                 self.guests.values().filter_map(|guest| guest.leaving).min(),
+                self.channels.values().filter_map(|channel| channel.hello_by).min(),
             ]
             .into_iter()
             .flatten()
@@ -805,7 +828,9 @@ impl Broker {
 
     fn connected(&mut self, connected: Connected) {
         let Connected { key, machine, mut name, found, handle, go } = connected;
-        let arrived = self.arriving.remove(&key).is_some();
+        let arrival = self.arriving.remove(&key);
+        let arrived = arrival.is_some();
+        self.dirty |= arrived;
         self.supersede(&machine);
         if self.config.xen.is_some() {
             name = self.domain_name(&machine, &name);
@@ -854,6 +879,9 @@ impl Broker {
             found,
             orphans: HashSet::new(),
             go: Some(go),
+            awaited_by: arrival
+                .map(|arrival| arrival.awaited_by(Instant::now()))
+                .unwrap_or_default(),
             wants: Bucket::new(2.0, 20.0),
             rescans: Bucket::new(0.2, 3.0),
             told: None,
@@ -962,6 +990,10 @@ impl Broker {
         }
         self.patience.remove(&key);
         self.answer_attached(key);
+        let guest = self.guests.get_mut(&key);
+        for other in guest.map(|guest| std::mem::take(&mut guest.awaited_by)).unwrap_or_default() {
+            self.meet(key, other);
+        }
         self.dirty = true;
     }
 
@@ -998,12 +1030,13 @@ impl Broker {
         }
         let path = self.paths.get(&key).cloned().unwrap_or_default();
         self.note("guest-arriving", &name, "", 0, &machine.kind_name);
-        let arrival = Arrival { machine, name, path, _stop: stop };
+        let arrival = Arrival { machine, name, path, wanted: HashMap::new(), _stop: stop };
         let description = json!(describe_arrival(&arrival));
         self.patience.remove(&key);
         self.arriving.insert(key, arrival);
         // Before anybody is told: the next agent has to know of it as well.
         self.save();
+        self.dirty = true;
         if let Some(reply) = self.attaching.remove(&key) {
             // Fails only if the client hung up.
             let _ = reply.send(Ok(description));
@@ -1232,6 +1265,7 @@ impl Broker {
         if let Some(arrival) = self.arriving.remove(&key) {
             self.note("guest-gone", &arrival.name, "", 0, "it did not arrive");
             self.save();
+            self.dirty = true;
         }
         let gone = || Problem::new("gone", "the machine has ended");
         self.answer_prepared(key, &Err(gone()));
@@ -1503,29 +1537,31 @@ impl Broker {
     /// Begins a channel, or says why not, and when to ask again.
     fn grant(&mut self, key: Key, peer: u64, epoch: u64) -> Result<(), (u32, Duration)> {
         let now = Instant::now();
-        let busy = (shm::VMLOOP_REFUSED_BUSY, Duration::from_secs(1));
         let Some(guest) = self.guests.get_mut(&key) else { return Ok(()) };
         if let Err(when) = guest.wants.take(now) {
             self.counters.throttled.add(1);
-            return Err((shm::VMLOOP_REFUSED_BUSY, (when - now).max(busy.1)));
+            return Err((shm::VMLOOP_REFUSED_BUSY, (when - now).max(BUSY.1)));
         }
         if guest.hello.is_none()
             || guest.phase != Phase::Attached
             || guest.leaving.is_some()
             || self.recovering.is_some()
         {
-            return Err(busy);
+            return Err(BUSY);
         }
         let gone = (shm::VMLOOP_REFUSED_GONE, Duration::ZERO);
         let Some((other_key, other)) =
             self.guests.iter().find(|(_, other)| other.machine.id == peer)
         else {
-            return Err(gone);
+            let arrival = self.arriving.values_mut().find(|arrival| arrival.machine.id == peer);
+            let Some(arrival) = arrival else { return Err(gone) };
+            arrival.wanted.insert(key, now);
+            return Err(BUSY);
         };
         let other_key = *other_key;
         // It was here before the agent, and has not spoken yet.
         if other_key != key && other.hello.is_none() && self.return_by.is_some() {
-            return Err(busy);
+            return Err(BUSY);
         }
         if other_key == key
             || other.machine.epoch != epoch
@@ -1535,28 +1571,57 @@ impl Broker {
         {
             return Err(gone);
         }
+        self.begin(key, other_key).map(drop)
+    }
 
+    /// Begins a channel to a guest that has just arrived, and has not spoken
+    /// yet, for one that waits for it: its device comes along with the control
+    /// device, as each takes the guest long.
+    fn meet(&mut self, arrived: Key, other: Key) {
+        let is_here = self.guests.get(&other).is_some_and(|guest| {
+            guest.hello.is_some() && guest.phase == Phase::Attached && guest.leaving.is_none()
+        });
+        if !is_here {
+            return;
+        }
+        match self.begin(other, arrived) {
+            Ok(channel) => {
+                if let Some(channel) = self.channels.get_mut(&channel) {
+                    channel.hello_by = Some(Instant::now() + HELLO);
+                }
+            }
+            // It asks again.
+            Err((reason, retry)) => debug!(arrived, other, reason, ?retry, "no channel yet"),
+        }
+    }
+
+    /// Begins a channel for a guest that wants one, or finds that there is one.
+    fn begin(&mut self, key: Key, other_key: Key) -> Result<ChannelKey, (u32, Duration)> {
+        let now = Instant::now();
         let (members, keys) = self.members();
         let view = View::new(&members, &self.policy);
         let index = |key| keys.iter().position(|other| *other == key);
-        let (Some(a), Some(b)) = (index(key), index(other_key)) else { return Err(gone) };
+        let (Some(a), Some(b)) = (index(key), index(other_key)) else {
+            return Err((shm::VMLOOP_REFUSED_GONE, Duration::ZERO));
+        };
         if view.links(a, b).is_empty() {
             return Err((shm::VMLOOP_REFUSED_POLICY, Duration::ZERO));
         }
 
-        if let Some(channel) =
-            self.channels.values_mut().find(|channel| channel.is_between(key, other_key))
+        if let Some((found, channel)) =
+            self.channels.iter_mut().find(|(_, channel)| channel.is_between(key, other_key))
         {
             if matches!(channel.stage, Stage::Closing | Stage::Unplugging) {
-                return Err(busy);
+                return Err(BUSY);
             }
             // Both asked, or the answer was lost: the directory has the tag.
             channel.wanted_by.insert(key);
+            let found = *found;
             if let Some(guest) = self.guests.get_mut(&key) {
                 guest.told = None;
                 self.dirty = true;
             }
-            return Ok(());
+            return Ok(found);
         }
         let pair = self.pair(key, other_key);
         if let Some(back_off) = pair.and_then(|pair| self.back_off.get(&pair))
@@ -1574,12 +1639,12 @@ impl Broker {
             return Err((shm::VMLOOP_REFUSED_SLOTS, SLOTS_RETRY));
         };
         self.last_tag = tag;
-        let channel = self.make_channel(tag, key, other_key, false);
-        if let Some(channel) = self.channels.get_mut(&channel) {
+        let made = self.make_channel(tag, key, other_key, false);
+        if let Some(channel) = self.channels.get_mut(&made) {
             channel.wanted_by.insert(key);
         }
         self.dirty = true;
-        Ok(())
+        Ok(made)
     }
 
     fn state(&mut self, key: Key, tag: u32, state: ChannelState) {
@@ -1692,6 +1757,7 @@ impl Broker {
                 since: Instant::now(),
                 adopted,
                 parted: false,
+                hello_by: None,
                 commands,
             },
         );
@@ -1891,7 +1957,7 @@ impl Broker {
         }
     }
 
-    /// All guests as directories see them, in the order in which they came.
+    /// All guests as directories see them, in the order in which they came; then those that are about to.
     fn members(&mut self) -> (Vec<Member>, Vec<Key>) {
         self.ask_routes();
         self.order
@@ -1933,7 +1999,37 @@ impl Broker {
                 };
                 Some((member, *key))
             })
+            .chain(
+                self.arriving
+                    .iter()
+                    .filter_map(|(key, arrival)| Some((self.arriver(arrival)?, *key))),
+            )
             .unzip()
+    }
+
+    /// A machine that is being migrated to here, as directories see it. Nothing
+    /// is known of it but its interfaces. None if it may not be what it seems.
+    fn arriver(&self, arrival: &Arrival) -> Option<Member> {
+        let Arrival { machine, name, .. } = arrival;
+        if self.guests.values().any(|guest| guest.machine.id == machine.id) {
+            return None;
+        }
+        let uuid = machine.uuid.clone().unwrap_or_default();
+        let who = Who { name, uuid: &uuid };
+        let nics =
+            machine.nics.iter().map(|nic| (nic.mac, self.place(who, &nic.tap).ok())).collect();
+        Some(Member {
+            id: machine.id,
+            epoch: machine.epoch,
+            name: name.clone(),
+            nics,
+            uuid,
+            ready: true,
+            addresses: Vec::new(),
+            routed: Vec::new(),
+            routes: false,
+            keep: false,
+        })
     }
 
     /// Tells every guest what changed for it, and closes what may not be any
@@ -2032,6 +2128,21 @@ impl Broker {
                     self.close(channel, shm::VMLOOP_CLOSE_PEER_GONE);
                 }
             }
+        }
+        let mut silent = Vec::new();
+        for (key, channel) in &mut self.channels {
+            let speaks = |side: &ChannelSide| {
+                self.guests.get(&side.guest).is_some_and(|guest| guest.hello.is_some())
+            };
+            if channel.sides.iter().all(speaks) {
+                channel.hello_by = None;
+            } else if channel.hello_by.is_some_and(|by| by <= now) {
+                channel.hello_by = None;
+                silent.push(*key);
+            }
+        }
+        for key in silent {
+            self.close(key, shm::VMLOOP_CLOSE_PEER_GONE);
         }
         if self
             .collecting

@@ -149,8 +149,9 @@ impl Slots {
     }
 
     /// Plugs a device, unless the machine's firmware is not done with those that
-    /// it has; a machine that is reset meanwhile is not noticed. What was half done is undone on an error. Must run to
-    /// its end: spawn it where it could be cancelled.
+    /// it has; a machine that is reset meanwhile is not noticed. What was half
+    /// done is undone on an error. Must run to its end: spawn it where it could be
+    /// cancelled.
     ///
     /// # Errors
     /// [`Error`]
@@ -161,16 +162,14 @@ impl Slots {
         let bus = match machine::free_slot(&self.qmp, self.kind, spec.size).await {
             Ok(bus) => bus,
             Err(NoSlot::Full(what)) => return Err(Error::Slots(what)),
+            // An ivshmem device answers at its addresses as soon as it is plugged
+            // (ivshmem_common_realize() in QEMU's hw/misc/ivshmem.c; only a reset
+            // of the machine ends that). Firmware learns a BAR's size by writing
+            // all ones to it. SeaBIOS does not turn the device off for that: KVM
+            // refuses memory so high, and QEMU aborts.
+            Err(NoSlot::Booting) => return Err(Error::Booting),
             Err(NoSlot::Qmp(error)) => return Err(error.into()),
         };
-        // An ivshmem device answers at its addresses as soon as it is plugged
-        // (ivshmem_common_realize() in QEMU's hw/misc/ivshmem.c; only a reset of
-        // the machine ends that). Firmware learns a BAR's size by writing all
-        // ones to it. SeaBIOS does not turn the device off for that: KVM refuses
-        // memory so high, and QEMU aborts.
-        if !machine::is_set_up(&self.qmp).await? {
-            return Err(Error::Booting);
-        }
         let (ours, theirs) = conversation(&spec)?;
 
         let name = json!({"fdname": spec.chardev});

@@ -447,6 +447,10 @@ pub enum NoSlot {
     /// Every place has a device.
     #[error("no free {0}")]
     Full(&'static str),
+    /// Firmware has not given the machine's devices their addresses, since it
+    /// was started or reset.
+    #[error("the machine is still booting")]
+    Booting,
 }
 
 /// Slots of a PCI bus.
@@ -459,10 +463,19 @@ const BUS_SLOTS: usize = 32;
 /// [`NoSlot`]
 pub async fn free_slot(qmp: &Qmp, kind: Kind, size: u64) -> Result<Option<String>, NoSlot> {
     let buses = qmp.execute("query-pci", json!({})).await?;
-    if kind == Kind::Pc {
-        let full = used_slots(&buses).len() == BUS_SLOTS;
-        return if full { Err(NoSlot::Full("PCI slot")) } else { Ok(None) };
-    }
+    let port = match kind {
+        Kind::Pc if used_slots(&buses).len() == BUS_SLOTS => {
+            return Err(NoSlot::Full("PCI slot"));
+        }
+        Kind::Pc => None,
+        Kind::Q35 => Some(free_port(qmp, &buses, size).await?),
+    };
+    let is_set_up =
+        buses.as_array().is_some_and(|all| all.iter().any(|bus| any_mapped(&bus["devices"])));
+    if is_set_up { Ok(port) } else { Err(NoSlot::Booting) }
+}
+
+async fn free_port(qmp: &Qmp, buses: &Value, size: u64) -> Result<String, NoSlot> {
     let mut ports: Vec<String> = qmp
         .list("/machine/peripheral")
         .await?
@@ -481,7 +494,7 @@ pub async fn free_slot(qmp: &Qmp, kind: Kind, size: u64) -> Result<Option<String
             _ => at += 1,
         }
     }
-    choose_port(&buses, &ports, size).map(Some).ok_or(NoSlot::Full("PCI Express root port"))
+    choose_port(buses, &ports, size).ok_or(NoSlot::Full("PCI Express root port"))
 }
 
 /// The slots of a PC's bus that have a device.
@@ -512,16 +525,6 @@ fn choose_port(buses: &Value, ports: &[String], size: u64) -> Option<String> {
         }
     }
     second
-}
-
-/// Whether firmware has given the machine's devices their addresses, since it
-/// was started or reset.
-///
-/// # Errors
-/// Those of [`Qmp::execute`].
-pub async fn is_set_up(qmp: &Qmp) -> Result<bool, qmp::Error> {
-    let buses = qmp.execute("query-pci", json!({})).await?;
-    Ok(buses.as_array().is_some_and(|buses| buses.iter().any(|bus| any_mapped(&bus["devices"]))))
 }
 
 /// Whether any of these devices, or one behind them, answers at an address.

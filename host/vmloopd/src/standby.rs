@@ -64,6 +64,9 @@ pub async fn arrive(
                 _ = &mut stop => return Err(Problem::new("detached", "detached before it arrived")),
                 () = sleep_until(again) => break,
                 event = events.recv() => match event {
+                    // Nothing else makes an arriving machine run, and each
+                    // question costs a QEMU that has just begun to run it long.
+                    Ok(event) if event.name == "RESUME" => return Ok(()),
                     Ok(event) if !matters(&event) => {}
                     Err(broadcast::error::RecvError::Closed) => return Err(gone()),
                     _ => break,

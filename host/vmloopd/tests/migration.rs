@@ -126,6 +126,10 @@ fn a_machine_that_arrives() {
     assert_eq!(state(&agent, "g1"), "arriving");
     agent.attach(&two);
     let mut b = Modules::load(&two, 22, [10, 0, 0, 2]);
+    wait("it to be announced", || {
+        b.hear();
+        b.directory.len() == 1
+    });
     // As libvirt has it: it arrives standing still.
     one.migration("completed", "paused");
     one.event("STOP", &Value::Null);
@@ -143,6 +147,84 @@ fn a_machine_that_arrives() {
         a.directory.len() == 1 && b.directory.len() == 1
     });
     link(&mut a, &mut b, &one, &two);
+}
+
+/// Who waits for a machine has its channel plugged together with the control device.
+#[test]
+fn a_machine_that_is_awaited() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
+    one.migration("", "inmigrate");
+    let agent = Agent::start(directory.path());
+    agent.attach(&one);
+    agent.attach(&two);
+    let mut b = Modules::load(&two, 22, [10, 0, 0, 2]);
+    wait("it to be announced", || {
+        b.hear();
+        b.directory.len() == 1
+    });
+    let peer = b.directory[0];
+    assert_eq!((peer.tag, &peer.mac), (0, &[0x52, 0x54, 0, 0, 0, 1]));
+    b.want(&peer);
+    wait("an answer", || {
+        b.hear();
+        b.refused == [shm::VMLOOP_REFUSED_BUSY]
+    });
+    assert!(two.devices() == ["vmloop-ctl"] && is_clean(&one));
+
+    one.migration("completed", "running");
+    one.event("RESUME", &Value::Null);
+    // Its modules have not said anything.
+    let both = ["vmloop-ch-1", "vmloop-ctl"];
+    wait("a channel", || one.devices() == both && two.devices() == both);
+    let mut a = Modules::load(&one, 11, [10, 0, 0, 1]);
+    wait("two that know of each other", || {
+        a.hear();
+        b.hear();
+        let tag = |modules: &Modules<'_>| modules.directory.first().map(|peer| peer.tag);
+        tag(&a) == Some(1) && tag(&b) == Some(1)
+    });
+    a.state(1, shm::VMLOOP_STATE_UP);
+    b.state(1, shm::VMLOOP_STATE_UP);
+    wait("a channel that is up", || agent.list(Request::List).channels[0].state == "up");
+    assert_eq!(agent.channels(), 1);
+}
+
+/// One without modules keeps no channel.
+#[test]
+fn a_machine_that_is_awaited_in_vain() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
+    one.migration("", "inmigrate");
+    let agent = Agent::start(directory.path());
+    agent.attach(&one);
+    agent.attach(&two);
+    let mut b = Modules::load(&two, 22, [10, 0, 0, 2]);
+    wait("it to be announced", || {
+        b.hear();
+        b.directory.len() == 1
+    });
+    let peer = b.directory[0];
+    b.want(&peer);
+    wait("an answer", || {
+        b.hear();
+        !b.refused.is_empty()
+    });
+    one.migration("completed", "running");
+    one.event("RESUME", &Value::Null);
+    wait("a channel", || one.has("vmloop-ch-1") && two.has("vmloop-ch-1"));
+    let began = Instant::now();
+    while one.has("vmloop-ch-1") || two.has("vmloop-ch-1") {
+        assert!(began.elapsed() < Duration::from_secs(25), "nobody says HELLO");
+        b.hear();
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert!(began.elapsed() > Duration::from_secs(10));
+    assert_eq!(b.closes, [shm::VMLOOP_CLOSE_PEER_GONE]);
+    wait("it to be no peer", || {
+        b.hear();
+        b.directory.is_empty()
+    });
 }
 
 #[test]
