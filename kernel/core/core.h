@@ -39,7 +39,7 @@ extern struct workqueue_struct *vmloop_workqueue;
  * @reason: VMLOOP_REFUSED_*, with state REFUSED
  * @attempts: how often we have asked for a channel
  * @gone: it was taken out of the directory
- * @wanted: bit 0: a frame for it asked for a channel
+ * @wanted: bit 0: a frame for it asked for a channel; bit 1: one once did
  * @channel: its channel from the link's arrival to its removal
  * @up: the lane that producers use while the channel is up; RCU
  * @request: asks the agent

@@ -192,6 +192,7 @@ static void request_work(struct work_struct *work)
 		container_of(work, struct vmloop_peer, request.work);
 	const struct vmloop_transport_ops *ops;
 
+	set_bit(1, &peer->wanted);
 	mutex_lock(&vmloop_mutex);
 	if (peer->gone || peer->channel || peer->tag || !vmloop_enabled())
 		goto out;
@@ -235,6 +236,22 @@ void vmloop_peer_want(struct vmloop_peer *peer)
 	queue_delayed_work(vmloop_workqueue, &peer->request, 0);
 }
 EXPORT_SYMBOL_GPL(vmloop_peer_want);
+
+/**
+ * vmloop_peer_want_first() - there will be frames for a peer that may be new
+ * @peer: the peer
+ *
+ * Asks for a channel if nobody has since it is in the directory: one that was
+ * closed because it was idle stays closed until there is a frame.
+ *
+ * Context: any but hard interrupt; rcu_read_lock() held.
+ */
+void vmloop_peer_want_first(struct vmloop_peer *peer)
+{
+	if (!READ_ONCE(peer->wanted))
+		vmloop_peer_want(peer);
+}
+EXPORT_SYMBOL_GPL(vmloop_peer_want_first);
 
 /**
  * vmloop_peer_refused() - the agent makes no channel to a peer

@@ -138,6 +138,7 @@ static void lane_close(struct vmloop_lane *lane)
 static void directory_changed(void)
 {
 	net_nics_update();
+	net_recent_want();
 }
 
 const struct vmloop_path net_path = {

@@ -124,6 +124,9 @@ void net_nics_update(void);
 int net_nics_init(void);
 void net_nics_exit(void);
 
+/* recent.c */
+void net_recent_want(void);
+
 /* tx.c; rcu_read_lock() held, bottom halves off */
 unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb);
 void net_tx_waiting(struct net_lane *net);

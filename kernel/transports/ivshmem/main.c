@@ -12,6 +12,7 @@
  */
 #include <linux/interrupt.h>
 #include <linux/pm.h>
+#include <linux/workqueue.h>
 
 #include "ivshmem.h"
 
@@ -72,7 +73,7 @@ static int map(struct ivshmem_device *device)
 	return 0;
 }
 
-static int probe(struct pci_dev *pdev, const struct pci_device_id *id)
+static int probe_now(struct pci_dev *pdev)
 {
 	struct ivshmem_device *device;
 	int err;
@@ -119,6 +120,41 @@ err_irq:
 err_vectors:
 	kfree(device->priv);
 	return err;
+}
+
+/**
+ * struct probing - a device that is being probed
+ * @work: on the stack of who waits for it
+ * @pdev: the device
+ * @err: what came of it
+ */
+struct probing {
+	struct work_struct work;
+	struct pci_dev *pdev;
+	int err;
+};
+
+static void probe_work(struct work_struct *work)
+{
+	struct probing *probing = container_of(work, struct probing, work);
+
+	probing->err = probe_now(probing->pdev);
+}
+
+/*
+ * A device is plugged when a guest has just arrived and traffic waits for it.
+ * Who finds it there has the priority of everybody, and much of the work is
+ * ACPI's: on a CPU that is full it is done several times as soon this way.
+ */
+static int probe(struct pci_dev *pdev, const struct pci_device_id *id)
+{
+	struct probing probing = { .pdev = pdev };
+
+	INIT_WORK_ONSTACK(&probing.work, probe_work);
+	queue_work(system_highpri_wq, &probing.work);
+	flush_work(&probing.work);
+	destroy_work_on_stack(&probing.work);
+	return probing.err;
 }
 
 static void remove(struct pci_dev *pdev)
