@@ -119,7 +119,14 @@ class XenHosts(MovingHost):
     standard_network = XenHost.standard_network
     modules = (XenHost.transport, "vmloop_net")
     agent_options = "--hypervisor xen"
-    lab: ClassVar[dict[str, Any]] = {"kind": "xen", "hosts": 2, "guests": 2, "memory": 3072, "guest_memory": 384}
+    lab: ClassVar[dict[str, Any]] = {
+        "kind": "xen",
+        "hosts": 2,
+        "guests": 2,
+        "machine": "pvh",
+        "memory": 3072,
+        "guest_memory": 384,
+    }
     patience = 3.0
     halts = "halted by Xen"
     has_hook = False

@@ -122,12 +122,29 @@ class Load:
                 return one.at + TENTH / 2
         return turns[-1].at
 
-    def missing(self) -> tuple[int, int]:
-        """Datagrams that have not come: to g1, to g2."""
+    def _beats(self, column: int) -> tuple[int, int]:
+        """A number that the receivers of datagrams have said last: g1's, and g2's."""
         lines = [line.split() for line in self._g1["beats"].out.splitlines()]
-        to_g1 = [int(words[2]) for words in lines if len(words) == 4]
+        of_g1 = [int(words[column]) for words in lines if len(words) == 4]
         words = self._g2["beats"].last()
-        return to_g1[-1] if to_g1 else 0, int(words[2]) if len(words) == 4 else 0
+        return of_g1[-1] if of_g1 else 0, int(words[column]) if len(words) == 4 else 0
+
+    def received(self) -> tuple[int, int]:
+        """Datagrams that have come: to g1, to g2."""
+        return self._beats(1)
+
+    def missing(self) -> tuple[int, int]:
+        """Datagrams that have not come, below the last that has: to g1, to g2."""
+        return self._beats(2)
+
+    def again(self) -> None:
+        """Wait until datagrams come to both: only then what is missing before them is known."""
+        before = self.received()
+        wait_for(
+            lambda: all(n > m for n, m in zip(self.received(), before, strict=True)),
+            self.stage.patient(20),
+            "datagrams come both ways",
+        )
 
     def settled(self, at_most: tuple[int, int] | None = None, seconds: float = 2.0) -> tuple[int, int]:
         """Missing datagrams once those under way have come: as few as were seen.

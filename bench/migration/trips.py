@@ -145,6 +145,8 @@ def go(stage: Stage, load: Load, say: Callable[[str, float], None] = lambda what
         return trip
 
     # What the standard network lost while the machine stood still is over.
+    if load.everything:
+        load.again()
     before = load.settled(seconds=0.3) if load.everything else (0, 0)
     wait_for(stage.is_up, stage.patient(RISE), "the channel is up")
     up = stage.first(there, "channel-up", resumed)

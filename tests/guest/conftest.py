@@ -63,7 +63,7 @@ def options(stage: str) -> dict[str, Any]:
             "guests": 3,
             "kernel": kernel,
             "machine": machine,
-            "memory": 8192,
+            "memory": 10240,
             "guest_memory": 1536,
         }
     return {

@@ -285,9 +285,9 @@ class Net:
     def left_behind(self, guest: Guest) -> list[str]:
         """What the host still has of vmloop for a guest that was detached."""
         if self.is_xen:
-            # That it was detached, and its epoch, stay there.
+            # That it was detached, its epoch, and the number of its directory, which is empty, stay there.
             found = self.host.run(f"xenstore-list /local/domain/{guest.domid}/vmloop").out.split()
-            return [name for name in found if name not in ("detached", "epoch")]
+            return [name for name in found if name not in ("detached", "directory", "epoch")]
         devices = guest.qmp("qom-list", {"path": "/machine/peripheral"})
         return [one["name"] for one in devices if one["name"].startswith("vmloop")]
 
