@@ -65,7 +65,7 @@ static uint32_t read_number(const char *device, const char *file)
 /*
  * A BAR through /dev/mem, registers uncached and the region as ordinary memory:
  * the modules have mapped them so, and the kernel does not let sysfs map them in
- * another way.
+ * another way. NULL while the device is being plugged or unplugged.
  */
 static void *map(const char *device, int bar, size_t *size)
 {
@@ -79,13 +79,15 @@ static void *map(const char *device, int bar, size_t *size)
 	snprintf(path, sizeof(path), DEVICES "/%s/resource", device);
 	f = fopen(path, "r");
 	if (!f)
-		fail("%s: cannot be opened", path);
+		return NULL;
 	for (; bar >= 0; bar--)
 		if (!fgets(line, sizeof(line), f))
 			fail("%s: too short", path);
 	fclose(f);
-	if (sscanf(line, "%llx %llx", &start, &end) != 2 || !start)
+	if (sscanf(line, "%llx %llx", &start, &end) != 2)
 		fail("%s: %s", path, line);
+	if (!start)
+		return NULL;
 
 	skip = start % 4096;	/* BARs of small devices share pages */
 	fd = open("/dev/mem", flags);
@@ -116,10 +118,13 @@ static void find_devices(void)
 			continue;
 		if (device_count == DEVICES_MAX)
 			fail("more than %d devices", DEVICES_MAX);
-		device = &devices[device_count++];
+		device = &devices[device_count];
 		snprintf(device->name, sizeof(device->name), "%.31s", entry->d_name);
 		device->registers = map(device->name, 0, &size);
 		device->base = map(device->name, 2, &device->size);
+		if (!device->registers || !device->base)
+			continue;
+		device_count++;
 		device->id = device->registers[IV_POSITION / 4];
 	}
 	closedir(dir);
