@@ -217,6 +217,17 @@ def test_policy_takes_the_channel_away(net, g1, g2, watch):
     watch.on_channel()
 
 
+def test_new_peer_that_was_talked_to(net, g1, g2):
+    """Its channel comes before the next frame: connections that have waited for it need not begin."""
+    net.set_policy("idle_ms = 0\n[[group]]\nname = 'a'\nmembers = ['g2', 'g3']\n")
+    try:
+        until(lambda: "g2" not in net.peers(g1), 10 * net.slow, "g1 does not know of g2 any more")
+        g1.run(["ping", "-c", "3", "-i", "0.1", "-q", g2.ip])
+    finally:
+        net.set_policy("idle_ms = 0\n")
+    net.wait_state(g1, g2, "up", 10)
+
+
 def test_idle_channel_is_unplugged(net, g1, g3):
     """And traffic brings it back."""
     net.set_policy("idle_ms = 700\n")
