@@ -1553,7 +1553,10 @@ impl Broker {
         let Some((other_key, other)) =
             self.guests.iter().find(|(_, other)| other.machine.id == peer)
         else {
-            let arrival = self.arriving.values_mut().find(|arrival| arrival.machine.id == peer);
+            let arrival = self
+                .arriving
+                .values_mut()
+                .find(|arrival| (arrival.machine.id, arrival.machine.epoch) == (peer, epoch));
             let Some(arrival) = arrival else { return Err(gone) };
             arrival.wanted.insert(key, now);
             return Err(BUSY);
