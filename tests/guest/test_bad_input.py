@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.one_stage, pytest.mark.kvm_only]
 QMP = f"{HERE}/machine.sock"
 WATCH = f"{HERE}/watch.sock"
 
-# Asks a QMP socket for all that an attempt to attach could leave behind.
+# Connects to a QMP socket, to ask it.
 ASK = """
 import json, os, socket, sys
 s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); f = s.makefile("rw")

@@ -473,6 +473,11 @@ impl Channel {
 }
 
 impl Guest {
+    /// Runs the modules, and stays: it may have channels.
+    fn is_ready(&self) -> bool {
+        self.hello.is_some() && self.phase == Phase::Attached && self.leaving.is_none()
+    }
+
     fn who(&self) -> Who<'_> {
         Who { name: &self.name, uuid: self.machine.uuid.as_deref().unwrap_or_default() }
     }
@@ -1542,11 +1547,7 @@ impl Broker {
             self.counters.throttled.add(1);
             return Err((shm::VMLOOP_REFUSED_BUSY, (when - now).max(BUSY.1)));
         }
-        if guest.hello.is_none()
-            || guest.phase != Phase::Attached
-            || guest.leaving.is_some()
-            || self.recovering.is_some()
-        {
+        if !guest.is_ready() || self.recovering.is_some() {
             return Err(BUSY);
         }
         let gone = (shm::VMLOOP_REFUSED_GONE, Duration::ZERO);
@@ -1566,12 +1567,7 @@ impl Broker {
         if other_key != key && other.hello.is_none() && self.return_by.is_some() {
             return Err(BUSY);
         }
-        if other_key == key
-            || other.machine.epoch != epoch
-            || other.hello.is_none()
-            || other.phase != Phase::Attached
-            || other.leaving.is_some()
-        {
+        if other_key == key || other.machine.epoch != epoch || !other.is_ready() {
             return Err(gone);
         }
         self.begin(key, other_key).map(drop)
@@ -1581,10 +1577,7 @@ impl Broker {
     /// yet, for one that waits for it: its device comes along with the control
     /// device, as each takes the guest long.
     fn meet(&mut self, arrived: Key, other: Key) {
-        let is_here = self.guests.get(&other).is_some_and(|guest| {
-            guest.hello.is_some() && guest.phase == Phase::Attached && guest.leaving.is_none()
-        });
-        if !is_here {
+        if !self.guests.get(&other).is_some_and(Guest::is_ready) {
             return;
         }
         match self.begin(other, arrived) {
@@ -1987,9 +1980,7 @@ impl Broker {
                     epoch: guest.machine.epoch,
                     name: guest.name.clone(),
                     uuid: guest.who().uuid.to_owned(),
-                    ready: guest.hello.is_some()
-                        && guest.phase == Phase::Attached
-                        && guest.leaving.is_none(),
+                    ready: guest.is_ready(),
                     addresses: guest.addresses.clone(),
                     routed: addresses.filter(routed).collect(),
                     // One that has not spoken is here for a channel that it has.

@@ -149,16 +149,12 @@ fn a_machine_that_arrives() {
     link(&mut a, &mut b, &one, &two);
 }
 
-/// Who waits for a machine has its channel plugged together with the control device.
-#[test]
-fn a_machine_that_is_awaited() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
+/// `one` is on its way to here, and the guest of `two` waits for it; its modules.
+fn await_arrival<'a>(agent: &Agent, one: &Qemu, two: &'a Qemu) -> Modules<'a> {
     one.migration("", "inmigrate");
-    let agent = Agent::start(directory.path());
-    agent.attach(&one);
-    agent.attach(&two);
-    let mut b = Modules::load(&two, 22, [10, 0, 0, 2]);
+    agent.attach(one);
+    agent.attach(two);
+    let mut b = Modules::load(two, 22, [10, 0, 0, 2]);
     wait("it to be announced", || {
         b.hear();
         b.directory.len() == 1
@@ -170,6 +166,16 @@ fn a_machine_that_is_awaited() {
         b.hear();
         b.refused == [shm::VMLOOP_REFUSED_BUSY]
     });
+    b
+}
+
+/// Who waits for a machine has its channel plugged together with the control device.
+#[test]
+fn a_machine_that_is_awaited() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
+    let agent = Agent::start(directory.path());
+    let mut b = await_arrival(&agent, &one, &two);
     assert!(two.devices() == ["vmloop-ctl"] && is_clean(&one));
 
     one.migration("completed", "running");
@@ -195,21 +201,8 @@ fn a_machine_that_is_awaited() {
 fn a_machine_that_is_awaited_in_vain() {
     let directory = tempfile::tempdir().expect("a directory");
     let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
-    one.migration("", "inmigrate");
     let agent = Agent::start(directory.path());
-    agent.attach(&one);
-    agent.attach(&two);
-    let mut b = Modules::load(&two, 22, [10, 0, 0, 2]);
-    wait("it to be announced", || {
-        b.hear();
-        b.directory.len() == 1
-    });
-    let peer = b.directory[0];
-    b.want(&peer);
-    wait("an answer", || {
-        b.hear();
-        !b.refused.is_empty()
-    });
+    let mut b = await_arrival(&agent, &one, &two);
     one.migration("completed", "running");
     one.event("RESUME", &Value::Null);
     wait("a channel", || one.has("vmloop-ch-1") && two.has("vmloop-ch-1"));
