@@ -176,6 +176,13 @@ class Net:
         """What the agent knows."""
         return dict(json.loads(self.command("ls", "--json").out))
 
+    def listed(self, a: str, b: str) -> dict[str, Any]:
+        """What `vmloop list --json` says of two guests' channel: nothing, if there is none."""
+        for one in self.listing()["channels"]:
+            if {one["a"]["guest"], one["b"]["guest"]} == {a, b}:
+                return dict(one)
+        return {}
+
     def prepare_host(self) -> None:
         """Copies, so that who builds meanwhile changes nothing under us."""
         programs = shlex.join([str(BIN / name) for name in ("vmloopd", "vmloop")])

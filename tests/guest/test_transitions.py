@@ -55,7 +55,9 @@ class Watch:
             before = None
         self.transfer.wait_bytes(count)
         if before is not None:
-            carried = self.net.channel_bytes(self.source, self.sink) - before
+            now = self.net.channel_bytes(self.source, self.sink)
+            # A peer that has left the directory meanwhile is counted from nothing.
+            carried = now - before if now >= before else now
             assert carried == 0, f"a channel carried {carried} bytes"
 
 
@@ -146,10 +148,7 @@ def test_agent_killed_and_started(net, g1, g2, watch):
     watch.on_channel()
     assert (net.peers(g1)["g2"].tag, net.peers(g2)["g1"].tag) == tags, "the channel was replaced"
     until(
-        lambda: any(
-            {one["a"]["guest"], one["b"]["guest"]} == {"g1", "g2"} and one["state"] == "up"
-            for one in net.listing()["channels"]
-        ),
+        lambda: net.listed("g1", "g2").get("state") == "up",
         15 * net.slow,
         "the new agent knows the channel",
     )
@@ -179,6 +178,33 @@ def test_device_del(net, g1, g2, watch, who):
     until(lambda: net.peers(guest)[peer.name].tag != tag, 10 * net.slow, "the channel is gone")
     watch.transfer.wait_bytes(ENOUGH // 6)
     watch.on_channel()
+
+
+@pytest.mark.kvm_only
+def test_plugged_unheard(net, g1, g2):
+    """A channel's device is found before the kernel hears of it: its worker waits long where CPUs are full.
+
+    Here it hears nothing at all: event 1 of the firmware is that of PCI hotplug.
+    """
+    event = "/sys/firmware/acpi/interrupts/gpe01"
+
+    def heard():
+        return [guest.run(f"cat {event}").out.split()[0] for guest in (g1, g2)]
+
+    def tell(word):
+        for guest in (g1, g2):
+            guest.run(f"echo {word} >{event}")
+
+    net.bring_up(g1, g2)
+    net.command("close", "g1", "g2")
+    until(lambda: not net.listed("g1", "g2"), 10 * net.slow, "the channel is unplugged")
+    tell("disable")
+    try:
+        before = heard()
+        net.bring_up(g1, g2)
+        assert heard() == before
+    finally:
+        tell("enable")
 
 
 @pytest.mark.parametrize("who", ["sender", "receiver"])
@@ -245,13 +271,7 @@ def test_idle_channel_is_unplugged(net, g1, g3):
     net.set_policy("idle_ms = 700\n")
     try:
         until(lambda: net.state(g1, g3) != "up", 15 * net.slow, "an idle channel is closed")
-        until(
-            lambda: (
-                not any({one["a"]["guest"], one["b"]["guest"]} == {"g1", "g3"} for one in net.listing()["channels"])
-            ),
-            15 * net.slow,
-            "an idle channel is unplugged",
-        )
+        until(lambda: not net.listed("g1", "g3"), 15 * net.slow, "an idle channel is unplugged")
     finally:
         net.set_policy("idle_ms = 0\n")
     net.bring_up(g1, g3)

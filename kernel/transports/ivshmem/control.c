@@ -16,6 +16,14 @@
 /* Messages handled before others get a turn. */
 #define BUDGET	256
 
+/*
+ * Seconds for which a device is looked for: a channel's that was asked for, or
+ * that may come with the control device; and a control device, which is gone
+ * while we are on our way to another host. Large guests take minutes for that.
+ */
+#define LOOK_FOR_CHANNEL	5
+#define LOOK_FOR_CONTROL	300
+
 /**
  * struct ivshmem_control - a control device at work
  * @device: the device
@@ -76,8 +84,12 @@ static int request(struct vmloop_transport *transport, u64 peer, u64 epoch,
 		.epoch = epoch,
 		.attempt = attempt,
 	};
+	int err;
 
-	return send(VMLOOP_MSG_WANT, &want, sizeof(want));
+	err = send(VMLOOP_MSG_WANT, &want, sizeof(want));
+	if (!err)
+		ivshmem_look(LOOK_FOR_CHANNEL);
+	return err;
 }
 
 static void report(struct vmloop_transport *transport, u32 tag, u32 state)
@@ -333,6 +345,7 @@ void ivshmem_control_start(struct ivshmem_device *device)
 
 	ivshmem_ring(device);
 	queue_work(system_highpri_wq, &control->work);
+	ivshmem_look(LOOK_FOR_CHANNEL);
 }
 
 /**
@@ -356,6 +369,8 @@ void ivshmem_control_remove(struct ivshmem_device *device)
 	/* Nothing is written to the region after this. */
 	virt_store_release(&control->region.ours->state, VMLOOP_SIDE_CLOSED);
 	ivshmem_ring(device);
-	if (was_current)
+	if (was_current) {
 		vmloop_agent_gone(&ivshmem_transport);
+		ivshmem_look(LOOK_FOR_CONTROL);
+	}
 }

@@ -11,6 +11,9 @@
 
 #include "vmloop.h"
 
+#define IVSHMEM_VENDOR		PCI_VENDOR_ID_REDHAT_QUMRANET
+#define IVSHMEM_DEVICE		0x1110
+
 /* Registers in BAR0: QEMU, docs/specs/ivshmem-spec. */
 #define IVSHMEM_IV_POSITION	8
 #define IVSHMEM_DOORBELL	12
@@ -58,5 +61,9 @@ void ivshmem_control_remove(struct ivshmem_device *device);
 int ivshmem_channel_add(struct ivshmem_device *device);
 int ivshmem_channel_start(struct ivshmem_device *device);
 void ivshmem_channel_remove(struct ivshmem_device *device);
+
+/* look.c */
+void ivshmem_look(unsigned int seconds);
+void ivshmem_look_end(void);
 
 #endif /* VMLOOP_IVSHMEM_H */

@@ -16,8 +16,6 @@
 
 #include "ivshmem.h"
 
-#define IVSHMEM_VENDOR		PCI_VENDOR_ID_REDHAT_QUMRANET
-#define IVSHMEM_DEVICE		0x1110
 #define IVSHMEM_REVISION	1
 
 struct vmloop_transport ivshmem_transport = {
@@ -220,6 +218,7 @@ static void __exit ivshmem_exit(void)
 {
 	pci_unregister_driver(&driver);
 	vmloop_transport_unregister(&ivshmem_transport);
+	ivshmem_look_end();
 }
 
 module_init(ivshmem_init);
