@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 from vmlab import paths
-from vmlab.errors import VmlabError
+from vmlab.errors import VmlabError, story
 
 from ..path.hosts import HOSTS, find_host
 from ..path.measure import KINDS, Meter, describe_host
@@ -100,7 +100,7 @@ def main() -> int:
             timeline = under_load(console, stage)
             meter, netpipe = in_turn(console, stage, options.rounds)
     except VmlabError as error:
-        console.print(f"[red]the demo failed:[/] {error}")
+        console.print(f"[red]the demo failed:[/] {story(error)}")
         return 1
     except KeyboardInterrupt:
         return 130

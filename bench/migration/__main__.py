@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 from vmlab import Lab, paths
-from vmlab.errors import VmlabError
+from vmlab.errors import VmlabError, story
 
 from .hosts import HOSTS
 from .load import Load
@@ -105,7 +105,7 @@ def main() -> int:
             console.rule("[bold]the same without vmloop", align="left", style="dim")
             plain = plain_trips(console, stage, options.round_trips) if options.round_trips else []
     except VmlabError as error:
-        console.print(f"[red]the demo failed:[/] {error}")
+        console.print(f"[red]the demo failed:[/] {story(error)}")
         return 1
     except KeyboardInterrupt:
         return 130

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from vmlab import paths
-from vmlab.errors import VmlabError
+from vmlab.errors import VmlabError, story
 
 from ..path.hosts import HOSTS, find_host
 from ..path.measure import Meter, describe_host
@@ -93,7 +93,7 @@ def main() -> int:
             with Steps(console, plan.steps) as steps:
                 Sweep(meter, plan, steps.say).run()
     except VmlabError as error:
-        console.print(f"[red]the series failed:[/] {error}")
+        console.print(f"[red]the series failed:[/] {story(error)}")
         return 1
     except KeyboardInterrupt:
         return 130

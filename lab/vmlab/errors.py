@@ -28,3 +28,12 @@ class CommandTimeout(CommandFailed):
 
 class ConsoleFailed(GuestFailed):
     """A guest's console shows what no kernel should print."""
+
+
+def story(error: BaseException) -> str:
+    """All that went wrong, the first of it first: who cleans up afterwards fails in turn."""
+    found = [error]
+    while (before := found[0].__cause__ or found[0].__context__) is not None and before not in found:
+        found.insert(0, before)
+    told = dict.fromkeys(str(one) or type(one).__name__ for one in found)
+    return "\n  and then: ".join(told)

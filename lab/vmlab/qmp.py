@@ -47,6 +47,22 @@ def _relay(stream: Stream, ours: socket.socket) -> None:
         pass
 
 
+async def talk(name: str, qemu: socket.socket, command: str, arguments: dict[str, Any]) -> Any:
+    """Run one command on a new QMP connection; returns what it returned."""
+    client = QMPClient(name)
+    # An event may come before the answer to qmp_capabilities. The client's own
+    # negotiation takes it for one, and fails; its session can tell them apart.
+    client.negotiate = False
+    await client.connect(qemu)
+    try:
+        await client.execute("qmp_capabilities")
+        return await client.execute(command, arguments)
+    finally:
+        # A QEMU that ends may hang up first; what it answered holds.
+        with suppress(EOFError, OSError, QMPError):
+            await client.disconnect()
+
+
 def execute(guest: "Guest", command: str, arguments: dict[str, Any], timeout: float) -> Any:
     """Run one command on the lab's QMP socket of ``guest``.
 
@@ -58,18 +74,8 @@ def execute(guest: "Guest", command: str, arguments: dict[str, Any], timeout: fl
     relay = threading.Thread(target=_relay, args=(stream, ours), daemon=True)
     relay.start()
 
-    async def talk() -> Any:
-        client = QMPClient(guest.name)
-        await client.connect(theirs)
-        try:
-            return await client.execute(command, arguments)
-        finally:
-            # A QEMU that ends may hang up first; what it answered holds.
-            with suppress(EOFError, OSError, QMPError):
-                await client.disconnect()
-
     async def bounded() -> Any:
-        return await asyncio.wait_for(talk(), timeout)
+        return await asyncio.wait_for(talk(guest.name, theirs, command, arguments), timeout)
 
     try:
         return asyncio.run(bounded())

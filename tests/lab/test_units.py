@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """The parts of the lab that need no machine."""
 
+import asyncio
 import json
 import os
 import select
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,8 +29,10 @@ from vmlab import (
     paths,
     programs,
     pytest_plugin,
+    qmp,
 )
 from vmlab.console import DETECTORS, ConsoleWatch, interrupted_twice, scan
+from vmlab.errors import story
 from vmlab.kinds import Outer, find_kind
 from vmlab.lab import start_time
 from vmlab.migration import migrate
@@ -820,3 +824,41 @@ def test_the_debug_kernel_gets_more():
     assert GuestSpec("g1", 1, kernel="debug").memory == 1024
     assert GuestSpec("g1", 1).memory == 512
     assert GuestSpec("g1", 1, memory=300).memory == 300
+
+
+def test_story_of_errors():
+    """Who cleans up after an error fails, too: what was first is told first."""
+    with pytest.raises(CommandFailed) as caught:
+        try:
+            raise GuestFailed("g2 broke")
+        except GuestFailed as error:
+            try:
+                raise TimeoutError from error
+            finally:
+                raise CommandFailed("no answer")
+    assert story(caught.value).split("\n  and then: ") == ["g2 broke", "TimeoutError", "no answer"]
+
+
+def test_an_event_before_the_first_answer():
+    """QEMU may tell of something between hearing qmp_capabilities and answering it."""
+    ours, theirs = socket.socketpair()
+    version = {"qemu": {"major": 7, "minor": 2, "micro": 22}, "package": ""}
+    happened = {"event": "RESUME", "timestamp": {"seconds": 1, "microseconds": 2}}
+
+    def qemu():
+        def say(what):
+            theirs.sendall(json.dumps(what).encode() + b"\n")
+
+        with theirs:
+            say({"QMP": {"version": version, "capabilities": []}})
+            for answer in ({}, {"status": "running"}):
+                asked = json.loads(theirs.recv(4096))
+                say(happened)
+                say({"return": answer, "id": asked["id"]})
+            theirs.recv(1)  # it hangs up
+
+    with ThreadPoolExecutor(max_workers=1) as pool, ours:
+        done = pool.submit(qemu)
+        assert asyncio.run(qmp.talk("g1", ours, "query-status", {})) == {"status": "running"}
+        ours.close()
+        done.result(10)
