@@ -269,6 +269,9 @@ unusable:
  * vmloop_channels_adopt() - begin channels for links whose peer is known now
  * @transport: whose links; NULL for all
  *
+ * Nothing happens while the paths have yet to be told of the directory: it is
+ * called again when they have been.
+ *
  * Context: core mutex held.
  */
 void vmloop_channels_adopt(struct vmloop_transport *transport)
@@ -278,7 +281,7 @@ void vmloop_channels_adopt(struct vmloop_transport *transport)
 	struct vmloop_peer *peer;
 
 	lockdep_assert_held(&vmloop_mutex);
-	if (!path || !vmloop_enabled())
+	if (!path || !vmloop_enabled() || !vmloop_paths_are_told())
 		return;
 	list_for_each_entry(link, &links, list) {
 		if (link->used || link_channel(link) ||

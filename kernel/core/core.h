@@ -138,6 +138,7 @@ const char *vmloop_channel_state_name(enum vmloop_channel_state state);
 /* path.c */
 const struct vmloop_path *vmloop_path_find(u32 kind);
 void vmloop_paths_directory_changed(void);
+bool vmloop_paths_are_told(void);
 void vmloop_path_exit(void);
 
 /* transport.c */

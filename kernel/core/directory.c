@@ -82,6 +82,28 @@ bool vmloop_mac_is_local(const u8 *mac)
 }
 EXPORT_SYMBOL_GPL(vmloop_mac_is_local);
 
+/**
+ * vmloop_local_macs_are() - whether something holds for each of our interfaces
+ * that the directory knows
+ * @what: says so of an address, in process context under the core mutex
+ *
+ * Context: process context, takes the core mutex.
+ */
+bool vmloop_local_macs_are(bool (*what)(const u8 *mac))
+{
+	struct vmloop_interface *interface;
+	struct vmloop_peer *peer;
+	bool all = true;
+
+	mutex_lock(&vmloop_mutex);
+	list_for_each_entry(peer, &vmloop_peers, list)
+		list_for_each_entry(interface, &peer->interfaces, list)
+			all = all && what(interface->local_mac);
+	mutex_unlock(&vmloop_mutex);
+	return all;
+}
+EXPORT_SYMBOL_GPL(vmloop_local_macs_are);
+
 static void interface_remove(struct vmloop_interface *interface)
 {
 	vmloop_routes_remove(interface);
@@ -592,10 +614,9 @@ void vmloop_directory_end(struct vmloop_transport *transport, u64 generation)
 	}
 	trace_vmloop_directory(generation, transport->staged_count);
 	staged_clear(transport);
-	vmloop_channels_adopt(transport);
+	vmloop_paths_directory_changed();
 out:
 	mutex_unlock(&vmloop_mutex);
-	vmloop_paths_directory_changed();
 }
 EXPORT_SYMBOL_GPL(vmloop_directory_end);
 

@@ -5,6 +5,9 @@
  * Owns the list of paths. It changes under @path_mutex and the core mutex
  * both, so holding either is enough to read it. Lock order: @path_mutex, then
  * RTNL (in a path's directory_changed), then the core mutex.
+ *
+ * A channel carries frames from the moment it is up, so none begins before the
+ * paths stand where the directory says that its frames come in.
  */
 #include "core.h"
 
@@ -12,6 +15,7 @@
 
 static const struct vmloop_path *paths[PATHS_MAX];
 static DEFINE_MUTEX(path_mutex);
+static bool told;	/* the paths know the directory; under the core mutex */
 
 /**
  * vmloop_path_find() - the path that serves a kind of lane
@@ -26,6 +30,19 @@ const struct vmloop_path *vmloop_path_find(u32 kind)
 	return kind < PATHS_MAX ? paths[kind] : NULL;
 }
 
+/**
+ * vmloop_paths_are_told() - whether the paths know the directory as it is
+ *
+ * If they do not, channels begin once they do: vmloop_channels_adopt().
+ *
+ * Context: core mutex held.
+ */
+bool vmloop_paths_are_told(void)
+{
+	lockdep_assert_held(&vmloop_mutex);
+	return told;
+}
+
 static void changed_work(struct work_struct *work)
 {
 	unsigned int i;
@@ -34,6 +51,12 @@ static void changed_work(struct work_struct *work)
 	for (i = 0; i < PATHS_MAX; i++)
 		if (paths[i])
 			paths[i]->directory_changed();
+	mutex_lock(&vmloop_mutex);
+	/* If it has changed again: who is in it now must not wait for ever. */
+	told = true;
+	vmloop_channels_adopt(NULL);
+	told = !work_pending(work);
+	mutex_unlock(&vmloop_mutex);
 	mutex_unlock(&path_mutex);
 }
 
@@ -42,10 +65,14 @@ static DECLARE_WORK(changed, changed_work);
 /**
  * vmloop_paths_directory_changed() - tell the paths that the directory changed
  *
- * Context: any; they are told later, from the core's workqueue.
+ * They are told later, from the core's workqueue; then channels begin.
+ *
+ * Context: core mutex held.
  */
 void vmloop_paths_directory_changed(void)
 {
+	lockdep_assert_held(&vmloop_mutex);
+	told = false;
 	queue_work(vmloop_workqueue, &changed);
 }
 
@@ -71,11 +98,9 @@ int vmloop_path_register(const struct vmloop_path *path)
 	else
 		paths[path->kind] = path;
 	if (!err)
-		vmloop_channels_adopt(NULL);
+		vmloop_paths_directory_changed();
 	mutex_unlock(&vmloop_mutex);
 	mutex_unlock(&path_mutex);
-	if (!err)
-		vmloop_paths_directory_changed();
 	return err;
 }
 EXPORT_SYMBOL_GPL(vmloop_path_register);

@@ -250,6 +250,7 @@ struct vmloop_interface {
 struct vmloop_interface *vmloop_interface_find(const u8 *local_mac,
 					       const u8 *mac);
 bool vmloop_mac_is_local(const u8 *mac);
+bool vmloop_local_macs_are(bool (*what)(const u8 *mac));
 struct vmloop_interface *vmloop_route_find(const u8 *local_mac,
 					   const u8 *gateway, u8 family,
 					   const void *ip);

@@ -31,6 +31,7 @@ struct iphdr;
 /**
  * struct net_nic - an interface that we stand at
  * @dev: the interface
+ * @mac: its address when we came
  * @hook: our place at its egress
  * @ops: copy of the driver's operations, with our counters added
  * @driver_ops: the driver's
@@ -39,6 +40,7 @@ struct iphdr;
  */
 struct net_nic {
 	struct net_device *dev;
+	u8 mac[ETH_ALEN];
 	struct nf_hook_ops hook;
 	struct net_device_ops ops;
 	const struct net_device_ops *driver_ops;

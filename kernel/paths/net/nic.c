@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * nic.c - the interfaces that we stand at: those whose hardware address the
- * directory knows as one of ours.
+ * directory knows as one of ours, or knew: a guest on its way to another host
+ * arrives with the same ones, and has no time there to wait for RTNL.
  *
  * Owns the list of interfaces, their egress hooks, and the copy of the
  * driver's operations by which the interface's counters show what passed us.
@@ -144,6 +145,7 @@ static void nic_add(struct net_device *dev)
 		u64_stats_init(&per_cpu_ptr(nic->counters, cpu)->sync);
 
 	nic->dev = dev;
+	ether_addr_copy(nic->mac, dev->dev_addr);
 	nic->driver_ops = dev->netdev_ops;
 	nic->ops = *dev->netdev_ops;
 	nic->ops.ndo_get_stats64 = get_stats64;
@@ -191,14 +193,20 @@ static bool dev_is_suitable(struct net_device *dev)
 {
 	return dev->type == ARPHRD_ETHER && !(dev->flags & IFF_LOOPBACK) &&
 	       list_empty(&dev->adj_list.lower) &&
-	       dev->reg_state == NETREG_REGISTERED &&
+	       dev->reg_state == NETREG_REGISTERED;
+}
+
+/* Does the directory know it, or did it when we came? */
+static bool dev_is_ours(const struct net_device *dev, const struct net_nic *nic)
+{
+	return (nic && ether_addr_equal(nic->mac, dev->dev_addr)) ||
 	       vmloop_mac_is_local(dev->dev_addr);
 }
 
 static void nic_update(struct net_device *dev)
 {
 	struct net_nic *nic = nic_of(dev);
-	bool wanted = dev_is_suitable(dev);
+	bool wanted = dev_is_suitable(dev) && dev_is_ours(dev, nic);
 
 	if (wanted && !nic)
 		nic_add(dev);
@@ -206,16 +214,32 @@ static void nic_update(struct net_device *dev)
 		nic_remove(nic);
 }
 
+static bool is_stood_at(const u8 *mac)
+{
+	bool found;
+
+	rcu_read_lock();
+	found = net_nic_find(mac);
+	rcu_read_unlock();
+	return found;
+}
+
 /**
  * net_nics_update() - stand at the interfaces that the directory knows
  *
- * Context: process context, takes RTNL.
+ * Where one comes with an address that we know already, its registration or the
+ * change of its address tells. So RTNL, which others may hold for long, is taken
+ * for a new address only.
+ *
+ * Context: process context, may take RTNL.
  */
 void net_nics_update(void)
 {
 	struct net_device *dev;
 	struct net *net;
 
+	if (vmloop_local_macs_are(is_stood_at))
+		return;
 	down_read(&net_rwsem);
 	rtnl_lock();
 	for_each_net(net)
