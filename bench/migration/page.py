@@ -102,7 +102,8 @@ def write_page(path: Path, data: dict[str, Any], timeline: Timeline) -> None:
         rows.append(
             f"<tr><td>{esc(trip['to'])}</td><td class=n>{trip['prepared'] - trip['began']:.2f}</td>"
             f"<td class=n>{trip['arrived'] - trip['prepared']:.1f}</td><td class=n>{rise}</td>"
-            f"<td class=n>{trip['work_ms']:.0f}</td><td class=n>{trip['pause_ms']:.0f}</td>"
+            f"<td class=n>{trip['work_ms']:.0f}</td><td class=n>{trip['after_ms']:.0f}</td>"
+            f"<td class=n>{trip['pause_ms']:.0f}</td>"
             f"<td class=n>{trip['lost']}</td></tr>"
         )
     facts = "".join(f"<dt>{esc(name)}</dt><dd>{esc(value)}</dd>" for name, value in data["stage"].items())

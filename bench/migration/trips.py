@@ -16,7 +16,10 @@ RISE = 20.0
 """Seconds within which a channel must be there at all."""
 
 AFTER = 1.0
-"""Seconds for which an arrival, or a channel's rise, may be noticed."""
+"""Seconds for which a channel's rise may be noticed."""
+
+FOLLOWS = 3.0
+"""Seconds after an arrival of which the longest turn is told, with vmloop and without."""
 
 
 @dataclass
@@ -44,7 +47,9 @@ class Trip:
     quiet_ms: float = 0.0
     """The longest turn in the seconds before, while nothing was done."""
     work_ms: float = 0.0
-    """The longest turn while vmloop worked and the machine ran: before it was halted, and after it went on."""
+    """The longest turn while vmloop prepared the machine, which ran."""
+    after_ms: float = 0.0
+    """The longest turn in the seconds after it went on, but for the one that its own pause held up."""
     pause_ms: float = 0.0
     """The longest turn of all, which ordinarily is the one that the machine's own pause held up."""
     own_pause_ms: float = 0.0
@@ -74,15 +79,18 @@ def go_plainly(stage: Stage, load: Load) -> Trip:
     trip.began = trip.prepared = round(quiet - load.began, 2)
     stage.lab.migrate(stage.g2.name, trip.to, lambda uri: stage.kind.begin(stage.g2, uri))
     trip.arrived = round(now() - load.began, 2)
-    _settle(load, trip, trip.arrived)
+    _settle(load, trip)
     return trip
 
 
-def _settle(load: Load, trip: Trip, at: float) -> None:
-    """Wait until a moment is well over, and look for the longest turn since the beginning."""
-    end = at + AFTER
+def _settle(load: Load, trip: Trip) -> None:
+    """Wait until an arrival, and what came of it, are well over; look for the longest turns."""
+    end = max(trip.arrived + FOLLOWS, (trip.up or 0.0) + AFTER)
     wait_for(lambda: load.turns()[-1].at >= end, 60, "requests are answered")
     trip.pause_ms = 1000 * load.longest(load.began + trip.began, load.began + end)
+    # The turn that the machine's own pause held up is the hypervisor's.
+    first = load.first_after(trip.arrived)
+    trip.after_ms = 1000 * load.longest(load.began + first, load.began + end)
 
 
 def go(stage: Stage, load: Load, say: Callable[[str, float], None] = lambda what, at: None) -> Trip:
@@ -141,7 +149,7 @@ def go(stage: Stage, load: Load, say: Callable[[str, float], None] = lambda what
     if there is not g1.host:
         if not kind.has_hook:
             trip.clean = not kind.left_behind(g2)
-        _settle(load, trip, trip.arrived)
+        _settle(load, trip)
         return trip
 
     # What the standard network lost while the machine stood still is over.
@@ -156,11 +164,7 @@ def go(stage: Stage, load: Load, say: Callable[[str, float], None] = lambda what
     trip.lost += stage.drops(g1, g2) + stage.drops(g2, g1)
     if load.everything:
         trip.lost += _more(before, load.settled(before))
-    _settle(load, trip, trip.up)
-    # The turn that the machine's own pause held up is the hypervisor's.
-    first = load.first_after(trip.arrived)
-    after = 1000 * load.longest(load.began + first, load.began + trip.up + AFTER)
-    trip.work_ms = max(trip.work_ms, after)
+    _settle(load, trip)
     return trip
 
 
