@@ -107,6 +107,26 @@ def interrupted_twice(text: str) -> bool:
     return any(not int(flags, 16) & _EFLAGS_IF for flags in found)
 
 
+_STUCK = re.compile(
+    r"soft lockup - CPU#(\d+) stuck .*\n"
+    r"(?:.*\n){0,4}?"
+    r".*RIP: 0010:(\S+).*\n"
+    r".* Code: .*<0f> 1f 44 00 00"
+)
+
+
+def stuck_where_patched(text: str) -> bool:
+    """Whether several CPUs are stuck at one and the same jump label: five bytes that do nothing.
+
+    No CPU can be: it is a fault of QEMU's TCG (docs/lab.md, "What emulation
+    gets wrong"). Of the host's kernel only, in which nothing is ours.
+    """
+    places: dict[str, set[str]] = {}
+    for cpu, place in _STUCK.findall(text):
+        places.setdefault(place, set()).add(cpu)
+    return any(len(cpus) > 1 for cpus in places.values())
+
+
 class ConsoleWatch:
     """Reads each console once, from where it left off.
 

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-from .console import interrupted_twice
+from .console import interrupted_twice, stuck_where_patched
 from .errors import GuestFailed, LabFailed
 from .lab import Lab
 from .machine import Guest, Host, Machine
@@ -192,11 +192,16 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
         request.node.add_report_section("teardown", "vmlab", f"evidence is in {where}")
     if found:
         pool.suspect({one.machine for one in found})
-        broken = [one.machine for one in found if interrupted_twice(lab.machine(one.machine).console_text())]
-        if broken:
-            text = f"the emulator delivered an interrupt to {broken[0]} twice (evidence in {where})"
-            request.node.stash[EMULATOR] = text
-            raise LabFailed(text)
+        consoles = {one.machine: lab.machine(one.machine).console_text() for one in found}
+        for machine, text in consoles.items():
+            if interrupted_twice(text):
+                broken = f"delivered an interrupt to {machine} twice"
+            elif machine in lab.hosts and stuck_where_patched(text):
+                broken = f"left CPUs of {machine} stuck at a jump label"
+            else:
+                continue
+            request.node.stash[EMULATOR] = f"the emulator {broken} (evidence in {where})"
+            raise LabFailed(request.node.stash[EMULATOR])
         text = "\n".join(map(str, found[:20]))
         guests = any(one.machine not in lab.hosts for one in found)
         error = GuestFailed if guests else LabFailed

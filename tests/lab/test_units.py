@@ -31,7 +31,7 @@ from vmlab import (
     pytest_plugin,
     qmp,
 )
-from vmlab.console import DETECTORS, ConsoleWatch, interrupted_twice, scan
+from vmlab.console import DETECTORS, ConsoleWatch, interrupted_twice, scan, stuck_where_patched
 from vmlab.errors import story
 from vmlab.kinds import Outer, find_kind
 from vmlab.lab import start_time
@@ -167,6 +167,26 @@ def test_an_ordinary_trace_is_no_interrupt_delivered_twice(was, ordinary):
     assert not interrupted_twice(TWICE.replace(was, ordinary))
 
 
+STUCK = """\
+[  481.203454] watchdog: BUG: soft lockup - CPU#1 stuck for 79s! [qemu-system-x86:960]
+[  481.203879] Modules linked in: bridge stp llc vhost_net tun vhost vhost_iotlb tap kvm_amd ccp kvm
+[  481.205193] CPU: 1 PID: 960 Comm: qemu-system-x86 Not tainted 6.1.0-56-amd64 #1  Debian 6.1.192-2
+[  481.205430] Hardware name: QEMU Standard PC (i440FX + PIIX, 1996), BIOS 1.16.2-debian-1.16.2-1 04/01/2014
+[  481.205683] RIP: 0010:__apic_accept_irq+0x72/0x290 [kvm]
+[  481.206577] Code: 08 84 d2 0f 85 8e 00 00 00 <0f> 1f 44 00 00 0f 1f 44 00 00 45 84
+[  481.207099] RSP: 0018:ffffc90002e23c30 EFLAGS: 00000202
+"""
+"""Of a host's console: one of its CPUs."""
+
+
+def test_cpus_that_are_stuck_where_code_was_patched_are_known():
+    other = STUCK.replace("CPU#1", "CPU#2")
+    assert stuck_where_patched(STUCK + other)
+    assert not stuck_where_patched(STUCK + STUCK)  # one CPU may be stuck by itself
+    assert not stuck_where_patched(STUCK + other.replace("+0x72", "+0x70"))
+    assert not stuck_where_patched(STUCK + other.replace("<0f> 1f 44", "<f3> 90 44"))  # pause: it waits for a lock
+
+
 RESUMED = """\
 [   11.8] ------------[ cut here ]------------
 [   11.8] WARNING: CPU: 0 PID: 24 at drivers/xen/events/events_base.c:1635 evtchn_put+0x5d/0x70
@@ -205,7 +225,7 @@ USES = []
 
 def get(pool, options, kept):
     USES.append(1)
-    found = [Finding("g1", "bug", "BUG: x")] if len(USES) <= {bad} else []
+    found = [Finding({machine!r}, "bug", "BUG: x")] if len(USES) <= {bad} else []
     return SimpleNamespace(
         findings=lambda: found,
         keep_evidence=lambda name: "nowhere",
@@ -221,19 +241,21 @@ def no_machines(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("trace", "bad", "outcome"),
+    ("machine", "trace", "bad", "repeated", "outcome"),
     [
-        (TWICE, 1, {"passed": 2}),
-        (TWICE, 2, {"passed": 2, "errors": 1}),  # once more, and not again
-        ("BUG: x", 1, {"passed": 2, "errors": 1}),  # a kernel's own fault is its own
+        ("g1", TWICE, 1, True, {"passed": 2}),
+        ("g1", TWICE, 2, True, {"passed": 2, "errors": 1}),  # once more, and not again
+        ("g1", "BUG: x", 1, False, {"passed": 2, "errors": 1}),  # a kernel's own fault is its own
+        ("host", STUCK + STUCK.replace("CPU#1", "CPU#2"), 1, True, {"passed": 2}),
+        ("g1", STUCK + STUCK.replace("CPU#1", "CPU#2"), 1, False, {"passed": 2, "errors": 1}),  # it has code of ours
     ],
 )
-def test_what_the_emulator_broke_is_repeated_once(pytester, trace, bad, outcome):
-    pytester.makeconftest(PLUGIN.format(trace=trace, bad=bad))
+def test_what_the_emulator_broke_is_repeated_once(pytester, machine, trace, bad, repeated, outcome):
+    pytester.makeconftest(PLUGIN.format(machine=machine, trace=trace, bad=bad))
     pytester.makepyfile("def test_one(no_machines, lab): pass\ndef test_other(no_machines, lab): pass\n")
     result = pytester.runpytest_inprocess("-p", "vmlab.pytest_plugin", "-p", "no:cacheprovider")
     result.assert_outcomes(**outcome)
-    assert ("test_one was repeated: the emulator" in result.stdout.str()) == (trace == TWICE)
+    assert ("test_one was repeated: the emulator" in result.stdout.str()) == repeated
 
 
 def test_frames_survive_any_cut():
