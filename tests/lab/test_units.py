@@ -707,6 +707,7 @@ def test_xen_guest_config(tmp_path):
     assert values["vif"] == ["mac=52:54:00:77:00:01,bridge=br0,vifname=tap-g1,script=/run/vmlab/g1/vif"]
     assert "console=hvc0" in str(values["cmdline"])
     assert values["cpus"] == "all,^0"
+    assert values["tsc_mode"] == "native"
     assert values["maxvcpus"] == 2
     assert "vmlab.layers=xen" in str(values["cmdline"]) and "vmlab.movable" not in str(values["cmdline"])
     assert f"vmlab.programs={tmp_path}" in str(values["cmdline"])
@@ -747,6 +748,7 @@ def test_virtual_time_has_one_line_of_time(tmp_path, monkeypatch, machine, cpus)
     assert words[words.index("-icount") + 1] == "shift=1,sleep=off"
     assert words[words.index("-accel") + 1] == "tcg,thread=single"
     assert words[words.index("-smp") + 1] == cpus
+    assert "-cx16" not in words[words.index("-cpu") + 1]
 
 
 def test_who_a_hypervisor_speaks_of():
