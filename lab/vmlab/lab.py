@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import kernels, paths
+from . import kernels, paths, silence
 from .console import ConsoleWatch, Finding
 from .errors import CommandFailed, ConsoleFailed, GuestFailed, LabFailed, VmlabError
 from .kinds import HostKind, Outer, find_kind
@@ -316,7 +316,10 @@ class Lab:
             raise LabFailed("the host's kernel complains:\n" + "\n".join(map(str, found[:20])))
 
     def keep_evidence(self, test: str) -> Path:
-        """Copy consoles, QEMU and QMP logs and each machine's dmesg for ``test``."""
+        """Copy consoles, QEMU and QMP logs and each machine's dmesg for ``test``.
+
+        Of a guest that does not answer, what is seen from outside: silence.txt.
+        """
         name = "".join(c if c.isalnum() or c in "-_." else "_" for c in test)[-150:]
         target = self.directory / "evidence" / name
         shutil.rmtree(target, ignore_errors=True)
@@ -333,6 +336,8 @@ class Lab:
                     with self.machine(machine).popen(["dmesg"]) as process:
                         text = process.wait(10).out
                     (target / machine / "dmesg.txt").write_text(text)
+                elif self.kind.name == "kvm" and self.guest(machine).running:
+                    (target / machine / "silence.txt").write_text(silence.look_at(self.guest(machine)))
             except (CommandFailed, GuestFailed, LabFailed) as error:
                 (target / machine / "dmesg.txt").write_text(f"not to be had: {error}\n")
         return target

@@ -44,7 +44,7 @@ class LabPool:
         self._options: dict[str, Any] = {}
         self._base: list[str] = []
         self._suspects: set[str] = set()
-        self.retries: list[str] = []
+        self.notes: list[str] = []
         self.external: str | None = config.getoption("--lab")
 
     def get(self, options: dict[str, Any], kept: Collection[str] = ()) -> Lab:
@@ -94,8 +94,8 @@ class LabPool:
         try:
             return Lab.up(name, bound=True, **options)
         except LabFailed as error:
-            self.retries.append(f"lab boot failed and was repeated: {error}")
-            Lab(name).keep_evidence(f"boot-{len(self.retries)}")
+            self.notes.append(f"lab boot failed and was repeated: {error}")
+            Lab(name).keep_evidence(f"boot-{len(self.notes)}")
             return Lab.up(name, bound=True, **options)
 
     def suspect(self, machines: set[str]) -> None:
@@ -167,7 +167,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports = runtestprotocol(item, log=False, nextitem=nextitem)
     if EMULATOR in item.stash and any(report.failed for report in reports):
-        item.config.stash[POOL].retries.append(f"{item.nodeid} was repeated: {item.stash[EMULATOR]}")
+        item.config.stash[POOL].notes.append(f"{item.nodeid} was repeated: {item.stash[EMULATOR]}")
         item._initrequest()  # type: ignore[attr-defined]
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
     for report in reports:
@@ -190,6 +190,8 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     if found or request.node.stash.get(FAILED, True):
         where = lab.keep_evidence(request.node.nodeid)
         request.node.add_report_section("teardown", "vmlab", f"evidence is in {where}")
+        for silent in sorted(where.glob("*/silence.txt")):
+            pool.notes.append(f"{request.node.nodeid}: {silent.parent.name} was silent: {silent.open().readline()}")
     if found:
         pool.suspect({one.machine for one in found})
         consoles = {one.machine: lab.machine(one.machine).console_text() for one in found}
@@ -229,10 +231,10 @@ def g2(lab: Lab) -> Guest:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    retries = config.stash[POOL].retries
-    if retries:
+    notes = config.stash[POOL].notes
+    if notes:
         terminalreporter.section("vmlab")
-        for text in retries:
+        for text in notes:
             terminalreporter.write_line(text)
 
 

@@ -198,7 +198,8 @@ def guest_command(
     # TCG's VMRUN forgets the shadow of STI: an interrupt can slip between the STI
     # and the HLT of an idle vCPU, whose wake-up is then lost until its next tick.
     # So guests keep ticking when idle, and lose 4 ms at most.
-    append = f"nohz=off {spec.extra_append}"
+    # Addresses are the same in all guests, so that one can tell what those of another are: silence.py.
+    append = f"nohz=off nokaslr {spec.extra_append}"
     settings: dict[str, object] = {
         "role": "guest", "name": spec.name, "repo": REPO, "modules": modules, "mtu": spec.mtu,
         "net": f"{spec.ip}/24,{spec.ip6}/64", "gw": f"10.77.{spec.subnet}.1", **spec.in_memory(archive),

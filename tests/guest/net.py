@@ -97,7 +97,8 @@ class Carried:
     """Bytes that passed each guest's tap device in the host."""
 
     def __str__(self) -> str:
-        return f"{self.a}: {self.there}, {self.b}: {self.back}, taps: {self.standard}"
+        there, back = ({name: n for name, n in one.items() if n} for one in (self.there, self.back))
+        return f"{self.a}: {there}, {self.b}: {back}, taps: {self.standard}"
 
 
 class Transfer:
@@ -367,6 +368,18 @@ class Net:
             taps[name] = taps.get(name, 0) + int(value)
         return taps
 
+    def _at_rest(self, a: Guest, b: Guest) -> tuple[Counters, Counters]:
+        """What both ends have counted while nothing was on its way: twice the same."""
+        seen = self.both(a, b)
+
+        def rests() -> bool:
+            nonlocal seen
+            before, seen = seen, self.both(a, b)
+            return [one.stats for one in before] == [one.stats for one in seen]
+
+        until(rests, 5 * self.slow, f"nothing comes from {a.name} to {b.name} or back")
+        return seen
+
     @contextmanager
     def carried(
         self, a: Guest, b: Guest, there: int = 1, back: int = 1, standard: int = 20_000, drops: bool = False
@@ -379,7 +392,7 @@ class Net:
         """
         found = Carried(a.name, b.name)
         taps = self._taps()
-        before = self.both(a, b)
+        before = self._at_rest(a, b)
         assert before[0].state == before[1].state == "up"
         yield found
 
@@ -396,7 +409,7 @@ class Net:
                 for what in ("frames", "bytes")
             )
 
-        until(settled, 5 * self.slow, f"both ends of the channel have counted the same: {found}")
+        until(settled, 5 * self.slow, "both ends of the channel have counted the same", found)
         now = self._taps()
         found.standard = {name: now[name] - taps.get(name, 0) for name in (a.name, b.name) if name in now}
         if not drops:

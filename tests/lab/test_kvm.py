@@ -2,12 +2,13 @@
 """The lab's own tests that need a KVM host, or boot a lab that is cheapest with one."""
 
 import os
+import re
 import subprocess
 import sys
 import time
 
 import pytest
-from vmlab import Lab, paths
+from vmlab import Lab, paths, silence
 from vmlab.lab import start_time
 
 
@@ -15,6 +16,19 @@ from vmlab.lab import start_time
 def test_qmp(g1):
     assert g1.qmp("query-status")["status"] == "running"
     assert g1.qmp("query-name")["name"] == "g1"
+
+
+@pytest.mark.lab(guests=2, kind="kvm")
+def test_a_silent_guest_is_looked_at(g1):
+    g1.pause()
+    try:
+        seen = silence.look_at(g1)
+    finally:
+        g1.unpause()
+    assert re.match(r"look 1: at \w+\+0x\w+; look 2: .*; and it still does not answer\n", seen)
+    # What an idle CPU has on its stack.
+    assert re.search(r"^  (do_idle|default_idle_call|cpu_startup_entry)\+0x\w+$", seen, re.MULTILINE)
+    assert re.search(r"^CPU 0/KVM: \w \d+ \d+, in \w+$", seen, re.MULTILINE)
 
 
 def test_a_bound_lab_ends_with_its_process():

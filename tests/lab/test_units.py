@@ -12,6 +12,7 @@ import sys
 import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +48,7 @@ from vmlab.protocol import (
     unpack_error,
 )
 from vmlab.qemu import LAN, GuestSpec, append_line, guest_command, outer_command
+from vmlab.silence import Symbols, trace
 from vmlab.switch import Link, Switch
 from vmlab.xen import RELAY, XL, guest_config
 
@@ -215,6 +217,7 @@ def test_what_a_restored_console_says_of_itself_is_no_finding():
 
 
 PLUGIN = """
+from pathlib import Path
 from types import SimpleNamespace
 import pytest
 from vmlab import pytest_plugin
@@ -228,7 +231,7 @@ def get(pool, options, kept):
     found = [Finding({machine!r}, "bug", "BUG: x")] if len(USES) <= {bad} else []
     return SimpleNamespace(
         findings=lambda: found,
-        keep_evidence=lambda name: "nowhere",
+        keep_evidence=lambda name: Path("nowhere"),
         running=True,
         hosts=["host"],
         machine=lambda name: SimpleNamespace(console_text=lambda: TRACE),
@@ -886,3 +889,21 @@ def test_an_event_before_the_first_answer():
         assert asyncio.run(qmp.talk("g1", ours, "query-status", {})) == {"status": "running"}
         ours.close()
         done.result(10)
+
+
+KALLSYMS = """\
+ffffffff81000000 T startup_64
+ffffffff81000100 t do_idle
+ffffffff81000180 D jiffies
+ffffffff81000200 t lane_poll\t[vmloop_net]
+"""
+
+
+def test_where_a_silent_guest_is():
+    symbols = Symbols.parse(KALLSYMS)
+    assert symbols.name(0xFFFFFFFF81000190) == "do_idle+0x90"
+    assert symbols.name(0xFFFFFFFF81000204) == "lane_poll [vmloop_net]+0x4"
+    assert symbols.name(0xFFFFFFFF80000000) == symbols.name(0xFFFFFFFF82000000) == ""
+    stack = "ffffffff81000100: 0xffffffff81000201 0x0000000000000000\nffffffff81000110: 0xffff888000000000\n"
+    assert trace(stack, symbols) == ["lane_poll [vmloop_net]+0x1"]
+    assert Symbols([], []).name(1) == ""
