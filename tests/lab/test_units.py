@@ -12,7 +12,6 @@ import sys
 import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
