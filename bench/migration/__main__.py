@@ -20,7 +20,7 @@ from .load import Load
 from .page import format_ms, write_page
 from .stage import Stage, build_tools
 from .timeline import Timeline, record
-from .trips import Trip, added_pause_ms, go, go_plainly
+from .trips import Trip, added_pause_ms, added_wait_ms, go, go_plainly
 
 BEFORE, DURING, AFTER = 8.0, 10.0, 8.0
 """Seconds of the picture apart, together, and apart again."""
@@ -37,6 +37,12 @@ def describe(stage: Stage) -> dict[str, str]:
     }
 
 
+def waits(trip: Trip) -> str:
+    """What a way cost who waits."""
+    stood = "" if trip.stood_ms is None else f"stood still {trip.stood_ms:.0f} ms, "
+    return f"{stood}longest wait {trip.pause_ms:.0f} ms"
+
+
 def round_trips(console: Console, stage: Stage, count: int) -> tuple[list[Trip], dict[str, Any]]:
     """So many under every kind of traffic."""
     trips: list[Trip] = []
@@ -45,7 +51,7 @@ def round_trips(console: Console, stage: Stage, count: int) -> tuple[list[Trip],
             trips.append(go(stage, load))
             load.check()
             rise = "" if trips[-1].rise is None else f", channel after {trips[-1].rise:.2f} s"
-            console.print(f"  {n + 1:2}: to {trips[-1].to}{rise}, longest wait {trips[-1].pause_ms:.0f} ms")
+            console.print(f"  {n + 1:2}: to {trips[-1].to}{rise}, {waits(trips[-1])}")
         return trips, load.finish()
 
 
@@ -56,7 +62,7 @@ def plain_trips(console: Console, stage: Stage, count: int) -> list[Trip]:
     with Load(stage) as load:
         for n in range(2 * count):
             trips.append(go_plainly(stage, load))
-            console.print(f"  {n + 1:2}: to {trips[-1].to}, longest wait {trips[-1].pause_ms:.0f} ms")
+            console.print(f"  {n + 1:2}: to {trips[-1].to}, {waits(trips[-1])}")
     return trips
 
 
@@ -75,6 +81,7 @@ def summary(
         "bytes_wrong": sum(report["bytes_wrong"] for report in reports),
         "frames_lost_by_vmloop": sum(trip.lost for trip in trips),
         "added_pause_ms": added_pause_ms(loaded, plain) if loaded and plain else None,
+        "added_wait_ms": added_wait_ms(loaded, plain) if loaded and plain else None,
     }
 
 
@@ -124,7 +131,7 @@ def main() -> int:
     console.print(
         f"[bold]{data['round_trips']}[/] round trips: {data['connections_broken']} connections broken, "
         f"{data['bytes_wrong']} bytes wrong, {data['frames_lost_by_vmloop']} frames lost by vmloop, "
-        f"pause added {format_ms(data['added_pause_ms'])}"
+        f"pause added {format_ms(data['added_pause_ms'])}, to the longest wait {format_ms(data['added_wait_ms'])}"
     )
     console.print(f"{options.out}/migration.html  {options.out}/migration.json  ({data['seconds']:.0f} s)")
     bad = data["connections_broken"] or data["bytes_wrong"] or data["frames_lost_by_vmloop"]

@@ -104,6 +104,7 @@ def write_page(path: Path, data: dict[str, Any], timeline: Timeline) -> None:
             f"<td class=n>{trip['arrived'] - trip['prepared']:.1f}</td><td class=n>{rise}</td>"
             f"<td class=n>{trip['work_ms']:.0f}</td><td class=n>{trip['after_ms']:.0f}</td>"
             f"<td class=n>{trip['pause_ms']:.0f}</td>"
+            f"<td class=n>{'' if trip['stood_ms'] is None else format(trip['stood_ms'], '.0f')}</td>"
             f"<td class=n>{trip['lost']}</td></tr>"
         )
     facts = "".join(f"<dt>{esc(name)}</dt><dd>{esc(value)}</dd>" for name, value in data["stage"].items())
@@ -118,5 +119,6 @@ def write_page(path: Path, data: dict[str, Any], timeline: Timeline) -> None:
             wrong=data["bytes_wrong"],
             lost=data["frames_lost_by_vmloop"],
             pause=format_ms(data["added_pause_ms"]),
+            wait=format_ms(data["added_wait_ms"]),
         )
     )

@@ -114,8 +114,8 @@ class HostKind(ABC):
         """
 
     @abstractmethod
-    def wait_migrated(self, here: "Guest", there: "Guest", seconds: float) -> None:
-        """Wait until a migration that has begun is over.
+    def wait_migrated(self, here: "Guest", there: "Guest", seconds: float) -> float | None:
+        """Wait until a migration that has begun is over; for how many seconds the machine stood still, if it is said.
 
         Raises GuestFailed when it failed or takes longer than ``seconds``: the guest is still here then.
         """

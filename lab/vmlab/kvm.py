@@ -105,7 +105,7 @@ done
     def begin_migration(self, guest: "Guest", uri: str, seconds: float) -> None:
         guest.qmp("migrate", {"uri": uri})
 
-    def wait_migrated(self, here: "Guest", there: "Guest", seconds: float) -> None:
+    def wait_migrated(self, here: "Guest", there: "Guest", seconds: float) -> float | None:
         deadline = time.monotonic() + seconds
         while (found := here.qmp("query-migrate")).get("status") not in OVER:
             if time.monotonic() > deadline:
@@ -114,6 +114,7 @@ done
             time.sleep(0.1)
         if found["status"] != "completed":
             raise GuestFailed(f"{here.name} stays on {here.host.name}: {found}")
+        return float(found["downtime"]) / 1000
 
     def attach(self, guest: "Guest") -> int:
         from .terminal import attach

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .machine import Guest, Host
 
 
-def migrate(guest: "Guest", to: "Host", start: Callable[[str], None] | None, seconds: float) -> None:
+def migrate(guest: "Guest", to: "Host", start: Callable[[str], None] | None, seconds: float) -> float | None:
     """Move a guest; see Lab.migrate()."""
     if to is guest.host:
         raise VmlabError(f"{guest.name} is on {to.name} already")
@@ -28,7 +28,7 @@ def migrate(guest: "Guest", to: "Host", start: Callable[[str], None] | None, sec
             start(uri)
         else:
             kind.begin_migration(here, uri, seconds * SLOW)
-        kind.wait_migrated(here, there, seconds * SLOW)
+        stood = kind.wait_migrated(here, there, seconds * SLOW)
     except BaseException:
         # What waits there would wait for ever.
         there.kill()
@@ -36,3 +36,4 @@ def migrate(guest: "Guest", to: "Host", start: Callable[[str], None] | None, sec
     guest.lab.placed(guest.name, to.name)
     here.stop()
     guest.wait_booted()
+    return stood

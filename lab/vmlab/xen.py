@@ -317,10 +317,11 @@ done
         except CommandFailed as error:
             raise GuestFailed(f"{guest.name} stays on {guest.host.name}: {error}") from error
 
-    def wait_migrated(self, here: "Guest", there: "Guest", seconds: float) -> None:
+    def wait_migrated(self, here: "Guest", there: "Guest", seconds: float) -> float | None:
         """What began it has returned when it was over: see who has the guest."""
         if not there.running:
             raise GuestFailed(f"{there.name} has not come to {there.host.name}")
+        return None
 
     def attach(self, guest: "Guest") -> int:
         from .terminal import run_here

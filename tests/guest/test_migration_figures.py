@@ -15,7 +15,7 @@ from bench.migration.hosts import HOSTS
 from bench.migration.load import Load, Turn
 from bench.migration.page import write_page, zones
 from bench.migration.timeline import Timeline, rates
-from bench.migration.trips import Trip, _more, added_pause_ms
+from bench.migration.trips import Trip, _more, added_pause_ms, added_wait_ms
 
 EVENTS: list[dict[str, Any]] = [
     {"at": at, "what": what}
@@ -77,6 +77,17 @@ def test_the_pause_is_measured_against_the_same_without_vmloop():
     assert added_pause_ms(trips(300, 310, own=12.5), trips(400, 380)) == 12.5
 
 
+def test_who_stands_still_is_asked_the_hypervisor():
+    def trips(*stood, own=0.0):
+        return [Trip("host", stood_ms=one, pause_ms=5000, own_pause_ms=own) for one in stood]
+
+    assert added_pause_ms(trips(330, 310, 900), trips(300, 280, 700)) == 30
+    assert added_pause_ms(trips(300, 310, own=12.5), trips(400, 380)) == 12.5
+    # Some have no account: waits are compared, of all.
+    assert added_pause_ms(trips(330, None), trips(300)) == 0
+    assert added_wait_ms(trips(330), [Trip("host", pause_ms=5200)]) == -200
+
+
 def test_only_what_is_missing_since_counts():
     assert _more((3, 5), (3, 5)) == 0
     assert _more((3, 5), (2, 9)) == 4
@@ -116,7 +127,7 @@ def test_the_page_and_the_summary(tmp_path):
     )
     assert data == {
         "host": "kvm", "round_trips": 2, "connections_broken": 1, "bytes_wrong": 2, "frames_lost_by_vmloop": 2,
-        "added_pause_ms": 8.0,
+        "added_pause_ms": 8.0, "added_wait_ms": 8.0,
     }  # fmt: skip
     assert summary("kvm", trips, [], [], [])["added_pause_ms"] is None
     data |= {"stage": {"hosts": "<two>"}, "trips": [trip.record() for trip in trips]}

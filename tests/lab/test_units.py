@@ -364,7 +364,7 @@ class FakeGuest:
     def qmp(self, command, arguments=None):
         if command == "migrate":
             self.log.append(f"{self.host.name} migrates to {arguments['uri']}")
-        return {"status": self.end}
+        return {"status": self.end, "downtime": 250}
 
     def __getattr__(self, name):
         return lambda *args, **kwargs: self.log.append(f"{self.host.name}: {name}")
@@ -374,7 +374,7 @@ def test_a_migration_step_by_step():
     one, two = (Host(Lab("nowhere"), name, number) for name, number in (("host", 1), ("host2", 2)))
     log: list[str] = []
     move: Any = migrate
-    move(FakeGuest(one, log), two, None, 5)
+    assert move(FakeGuest(one, log), two, None, 5) == 0.25
     assert log == [
         "host2: launch", "host migrates to tcp:10.77.0.2:49154", "placed on host2", "host: stop", "host: wait_booted",
     ]  # fmt: skip
