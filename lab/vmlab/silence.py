@@ -84,7 +84,9 @@ def _threads(guest: "Guest") -> str:
     """What the threads of its QEMU do, by the host."""
     script = (
         f"for task in /proc/{guest.pid}/task/*; do"
-        ' echo "$(cat $task/comm): $(cut -d" " -f3,14,15 $task/stat), in $(cat $task/wchan)"; cat $task/stack; done'
+        # Of the line after the name, which may have spaces.
+        ' echo "$(cat $task/comm): $(sed "s/.*) //" $task/stat | cut -d" " -f1,12,13), in $(cat $task/wchan)";'
+        " cat $task/stack; done"
     )
     return guest.host.run(script, check=False).out
 
