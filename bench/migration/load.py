@@ -9,6 +9,7 @@ import json
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
+from types import TracebackType
 from typing import Any
 
 from vmlab.errors import CommandFailed, VmlabError
@@ -69,8 +70,8 @@ class Load:
     def __enter__(self) -> "Load":
         try:
             self._start()
-        except BaseException:
-            self._stack.close()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
 
@@ -98,8 +99,11 @@ class Load:
         self._in_g1("iperf-client", f"{client} {IPERF_TO_G2} -c {g2}", "connected")
         self._in_g1("ping", f"ping -i 0.2 -n {g2}")
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Not close(): it takes what went wrong before out of the story of what goes wrong here.
+        self._stack.__exit__(kind, error, trace)
 
     # What it says while it goes on
 

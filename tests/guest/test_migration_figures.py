@@ -3,12 +3,13 @@
 
 import re
 import xml.dom.minidom
+from contextlib import ExitStack
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vmlab.errors import VmlabError
+from vmlab.errors import VmlabError, story
 
 from bench.migration.__main__ import summary
 from bench.migration.hosts import HOSTS
@@ -138,3 +139,16 @@ def test_the_page_and_the_summary(tmp_path):
     assert "&lt;two&gt;" in text and "$" not in text
     for event in EVENTS:
         assert f"{event['at']:.1f} s" in text
+
+
+def test_what_went_wrong_first_is_told_when_cleaning_up_fails_too():
+    def cannot():
+        raise VmlabError("cannot be stopped")
+
+    load = Load.__new__(Load)
+    load._start = lambda: None  # type: ignore[method-assign]
+    load._stack = ExitStack()
+    load._stack.callback(cannot)
+    with pytest.raises(VmlabError) as found, load:
+        raise VmlabError("broke first")
+    assert story(found.value) == "broke first\n  and then: cannot be stopped"
