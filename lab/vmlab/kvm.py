@@ -114,7 +114,12 @@ done
             time.sleep(0.1)
         if found["status"] != "completed":
             raise GuestFailed(f"{here.name} stays on {here.host.name}: {found}")
-        return float(found["downtime"]) / 1000
+        # It says that it has completed before it says for how long.
+        while here.qmp("query-status")["status"] != "postmigrate":
+            if time.monotonic() > deadline:
+                raise GuestFailed(f"{here.name} has migrated, and is not done with it within {seconds:.0f} s")
+            time.sleep(0.1)
+        return float(here.qmp("query-migrate")["downtime"]) / 1000
 
     def attach(self, guest: "Guest") -> int:
         from .terminal import attach

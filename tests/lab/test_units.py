@@ -354,6 +354,7 @@ class FakeGuest:
 
     def __init__(self, host, log, end="completed"):
         self.name, self.host, self.log, self.end = "g2", host, log, end
+        self.asked = 0
         self.running = True
         self.spec = GuestSpec("g2", 2, movable=True)
         self.lab = SimpleNamespace(placed=lambda name, host: log.append(f"placed on {host}"), kind=find_kind("kvm"))
@@ -364,7 +365,10 @@ class FakeGuest:
     def qmp(self, command, arguments=None):
         if command == "migrate":
             self.log.append(f"{self.host.name} migrates to {arguments['uri']}")
-        return {"status": self.end, "downtime": 250}
+        if command == "query-status":
+            self.asked += 1
+            return {"status": "finish-migrate" if self.asked < 2 else "postmigrate"}
+        return {"status": self.end, "downtime": 250 if self.asked else 0}
 
     def __getattr__(self, name):
         return lambda *args, **kwargs: self.log.append(f"{self.host.name}: {name}")
