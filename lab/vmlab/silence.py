@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 STACK_WORDS = 96
 """Of 8 bytes each, from the stack's top."""
 
+# Not the addresses at which they are: those have no 0x.
 _WORD = re.compile(r"0x([0-9a-f]{16})")
 
 
@@ -52,7 +53,7 @@ class Symbols:
 
 def trace(stack: str, symbols: Symbols) -> list[str]:
     """What may be return addresses in a dump of a stack, the last call first."""
-    words = (int(one, 16) for one in _WORD.findall(re.sub(r"(?m)^[0-9a-f]+:", "", stack)))
+    words = (int(one, 16) for one in _WORD.findall(stack))
     return [name for name in map(symbols.name, words) if name]
 
 

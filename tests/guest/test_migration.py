@@ -18,7 +18,7 @@ from vmlab import CommandFailed, Guest, GuestFailed, Lab
 from bench.migration.hosts import HOSTS
 from bench.migration.load import Load
 from bench.migration.stage import HERE, Stage, build_tools
-from bench.migration.trips import added_pause_ms, go, go_plainly
+from bench.migration.trips import added_pause_ms, added_wait_ms, go, go_plainly
 from bench.path.stage import wait_for
 
 pytestmark = pytest.mark.migrations
@@ -152,6 +152,8 @@ def round_trips(two: Stage, request: pytest.FixtureRequest, count: int, enough: 
     request.node.user_properties.append(("plain_trips", [trip.record() for trip in plain]))
     added = added_pause_ms(trips, plain)
     assert added < LONGEST_ADDED, f"vmloop adds {added} ms to the pause: {trips} {plain}"
+    waited = added_wait_ms(trips, plain)
+    assert waited < LONGEST_ADDED, f"vmloop adds {waited} ms to the longest wait: {trips} {plain}"
     after, without = (median(trip.after_ms for trip in kind) for kind in (trips, plain))
     assert after - without < LONGEST_ADDED, f"after arriving a turn takes {after:.0f} ms, without vmloop {without:.0f}"
 
