@@ -133,6 +133,17 @@ def test_off_and_on(net, g1, g2, watch):
     watch.on_channel()
 
 
+def test_off_and_on_quickly(net, g1, g2, watch):
+    """Who turns it off and on again and again waits for the channel no longer than after the first times."""
+    watch.on_channel()
+    for _ in range(6):
+        g1.run([f"{HERE}/control", "off"])
+        until(lambda: net.state(g2, g1) != "up", 15 * net.slow, "the channel is gone at both ends")
+        g1.run([f"{HERE}/control", "on"])
+        net.wait_state(g1, g2, "up", 15)
+    watch.on_channel()
+
+
 def test_agent_killed_and_started(net, g1, g2, watch):
     """Channels work without an agent, and a new agent finds them as they are."""
     watch.on_channel()

@@ -38,7 +38,7 @@ const RETURN: Duration = Duration::from_secs(30);
 const STATS: Duration = Duration::from_millis(300);
 /// The same on Xen, where each of them is a request to XenStore.
 const STATS_XEN: Duration = Duration::from_secs(1);
-/// A channel that lived shorter than this counts as a failure of its pair.
+/// A pair whose channel lived shorter than this has to wait for the next.
 const SHORT_LIFE: Duration = Duration::from_secs(5);
 /// Longest time that a pair must wait after failures.
 const BACK_OFF_MAX: Duration = Duration::from_secs(60);
@@ -307,6 +307,8 @@ struct Channel {
     ring_size: u32,
     since: Instant,
     adopted: bool,
+    /// Both sides used it.
+    was_up: bool,
     /// A guest goes, or went and may be back already: if it lived short, that
     /// is no failure.
     parted: bool,
@@ -315,10 +317,45 @@ struct Channel {
     commands: mpsc::UnboundedSender<channel::Command>,
 }
 
+/// How a channel ended, for the next one of its pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// After a while, or because a guest went.
+    Well,
+    /// It worked, and was closed soon: somebody turns vmloop off and on, loads
+    /// the modules again, changes a policy.
+    Short,
+    /// It never worked.
+    Failed,
+    /// A guest broke the protocol.
+    Broken,
+}
+
 #[derive(Clone, Copy)]
 struct BackOff {
     failures: u32,
     until: Instant,
+}
+
+impl BackOff {
+    /// What counts as failures of a pair in a row. Those of channels that
+    /// worked make it wait as long as a channel may be short-lived, no longer:
+    /// nobody waits a minute for having been quick, and a guest that closes
+    /// each channel at once troubles its peer no more often than one that
+    /// keeps each until it counts as well.
+    fn count(before: u32, ending: Ending) -> u32 {
+        match ending {
+            Ending::Well => 0,
+            Ending::Short => (before + 1).min(3),
+            Ending::Failed => before + 1,
+            Ending::Broken => before.max(3) + 1,
+        }
+    }
+
+    /// How long a pair with so many failures waits.
+    fn wait(failures: u32) -> Duration {
+        Duration::from_secs(1 << failures.saturating_sub(1).min(6)).min(BACK_OFF_MAX)
+    }
 }
 
 struct Collecting {
@@ -1652,6 +1689,7 @@ impl Broker {
         let (one, two) = (channel.sides[side].name.clone(), channel.sides[1 - side].name.clone());
         let both_idle = channel.sides.iter().all(|side| side.state == Some(ChannelState::Idle));
         let is_up = was != "up" && channel.state() == "up";
+        channel.was_up |= is_up;
         match state {
             ChannelState::Up if is_up => self.note("channel-up", &one, &two, tag, ""),
             ChannelState::Up => {}
@@ -1752,6 +1790,7 @@ impl Broker {
                 ring_size: if adopted { 0 } else { self.policy.ring_size },
                 since: Instant::now(),
                 adopted,
+                was_up: false,
                 parted: false,
                 hello_by: None,
                 commands,
@@ -1883,18 +1922,22 @@ impl Broker {
                 self.guests.get(&side.guest).is_some_and(|guest| guest.hello.is_some())
             });
         let before = self.back_off.get(&pair).map_or(0, |back_off| back_off.failures);
-        let failures = if broken {
-            before.max(3) + 1
-        } else if channel.failure.is_some() || (both_here && !channel.adopted && lived < SHORT_LIFE)
-        {
-            before + 1
+        let ending = if broken {
+            Ending::Broken
+        } else if channel.failure.is_some() {
+            Ending::Failed
+        } else if !both_here || channel.adopted || lived >= SHORT_LIFE {
+            Ending::Well
+        } else if channel.was_up {
+            Ending::Short
         } else {
-            0
+            Ending::Failed
         };
+        let failures = BackOff::count(before, ending);
         if failures == 0 {
             self.back_off.remove(&pair);
         } else {
-            let wait = Duration::from_secs(1 << (failures - 1).min(6)).min(BACK_OFF_MAX);
+            let wait = BackOff::wait(failures);
             let wait = match channel.failure {
                 Some((shm::VMLOOP_REFUSED_SLOTS, _)) => wait.max(SLOTS_RETRY),
                 _ => wait,
@@ -2462,5 +2505,29 @@ impl Broker {
             .collect();
         channels.sort_by(|a, b| (a.tag, &a.a.guest).cmp(&(b.tag, &b.a.guest)));
         api::Listing { guests, channels }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waits(ending: Ending) -> Vec<u64> {
+        let mut failures = 0;
+        let mut next = || {
+            failures = BackOff::count(failures, ending);
+            BackOff::wait(failures).as_secs()
+        };
+        (0..8).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn pairs_wait_as_long_as_their_channels_deserve() {
+        assert_eq!(waits(Ending::Failed), [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(waits(Ending::Broken), [8, 16, 32, 60, 60, 60, 60, 60]);
+        assert_eq!(waits(Ending::Short), [1, 2, 4, 4, 4, 4, 4, 4]);
+        // One that works is not held responsible for those that did not.
+        assert_eq!(BackOff::count(7, Ending::Short), 3);
+        assert_eq!(BackOff::count(7, Ending::Well), 0);
     }
 }

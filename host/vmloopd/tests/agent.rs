@@ -424,6 +424,45 @@ fn policy_and_network_close_channels() {
 }
 
 #[test]
+fn a_guest_that_is_turned_off_and_on() {
+    let (_directory, one, two, agent) = two_guests();
+    let (mut a, mut b) = meet(&agent, &one, &two);
+    for _ in 0..4 {
+        let mut tag = 0;
+        wait("a channel", || {
+            a.hear();
+            b.hear();
+            let peer = a.directory[0];
+            tag = peer.tag;
+            let device = format!("vmloop-ch-{tag}");
+            if tag == 0 {
+                a.want(&peer);
+                std::thread::sleep(std::time::Duration::from_millis(600));
+            }
+            tag != 0 && one.has(&device) && two.has(&device)
+        });
+        a.state(tag, shm::VMLOOP_STATE_UP);
+        b.state(tag, shm::VMLOOP_STATE_UP);
+        wait("both to have it", || agent.list(Request::List).channels[0].state == "up");
+        a.state(tag, shm::VMLOOP_STATE_CLOSED);
+        wait("its end", || {
+            a.hear();
+            b.hear();
+            agent.channels() == 0 && a.directory[0].tag == 0
+        });
+    }
+    a.refused.clear();
+    let peer = a.directory[0];
+    a.want(&peer);
+    wait("an answer", || {
+        a.hear();
+        !a.refused.is_empty()
+    });
+    // A channel that worked is no reason to wait for long.
+    assert!(a.retry_ms <= 4000, "{} ms", a.retry_ms);
+}
+
+#[test]
 fn a_guest_that_does_not_answer_close() {
     let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);

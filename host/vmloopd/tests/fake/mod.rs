@@ -387,6 +387,8 @@ pub struct Modules<'a> {
     pub generation: u64,
     pub closes: Vec<u32>,
     pub refused: Vec<u32>,
+    /// Of the last refusal.
+    pub retry_ms: u32,
     pub welcomes: u32,
     next: Vec<shm::Peer>,
     /// Answer CLOSE with STATE CLOSED.
@@ -422,6 +424,7 @@ impl<'a> Modules<'a> {
             generation: 0,
             closes: Vec::new(),
             refused: Vec::new(),
+            retry_ms: 0,
             welcomes: 0,
             next: Vec::new(),
             polite: true,
@@ -514,6 +517,7 @@ impl<'a> Modules<'a> {
                 shm::VMLOOP_MSG_REFUSED => {
                     let refused = shm::Refused::read_from_bytes(&payload).expect("a refusal");
                     self.refused.push(refused.reason);
+                    self.retry_ms = refused.retry_ms;
                 }
                 shm::VMLOOP_MSG_STATS_GET => {
                     let get = shm::StatsGet::read_from_bytes(&payload).expect("a request");
