@@ -54,6 +54,10 @@ class HostKind(ABC):
             raise VmlabError(f"no machine {machine!r} on a {self.name} host: choose one of {', '.join(self.machines)}")
         return machine
 
+    def guest_append(self, machine: str, made_for: str) -> str:
+        """What such a guest's kernel must be told on a host that suits guests with machine ``made_for``."""
+        return ""
+
     def check_hosts(self, hosts: int, virtual_time: bool) -> None:
         """Raise VmlabError unless a lab of this kind can have so many hosts."""
         if hosts not in (1, 2):

@@ -236,6 +236,8 @@ class Lab:
                 turn = {"host": hosts[(index - 1) % len(hosts)]}
                 spec = GuestSpec(name=name, index=index, **(self._state["defaults"] | turn | options))
                 self.kind.check_machine(spec.machine)
+                suited = self.kind.guest_append(spec.machine, self._state["defaults"]["machine"])
+                spec.extra_append = f"{spec.extra_append} {suited}".strip()
                 if spec.host not in hosts:
                     raise VmlabError(f"no host {spec.host!r}: choose one of {', '.join(hosts)}")
             except TypeError as error:

@@ -52,6 +52,20 @@ XEN_APPEND = (
 CLOCK = "clocksource=xen"
 """Linux would find that out by itself, some minutes into a test."""
 
+# With CX16, though each CMPXCHG16B stops all other CPUs where they have threads
+# of their own. A kernel without it takes the two words of its allocator with
+# interrupts off instead, by CLI: to Xen that is a privileged instruction of a PV
+# guest, and it does nothing (validate() in Xen's pv/emul-priv-op.c, "cli / sti").
+# An event between the two words gives one piece of memory out twice, and dom0
+# dies of it some time later.
+PV_TCG_CPU = TCG_CPU.replace(",-cx16", "")
+
+# What stops a CPU that runs a PVH guest may have it take an interrupt twice
+# (docs/lab.md), so a host of such guests has no CX16. PV kernels there, dom0's
+# among them, have checks in all caches of their allocator: those are used under
+# a lock, which is right on any CPU.
+PV_APPEND = "slub_debug=F"
+
 VIRTUAL_TIME_CPUS = 2
 """CPUs of an outer machine in virtual time. They share one line of time: each is
 charged for what the others execute. With one the two guests take turns on it."""
@@ -143,15 +157,17 @@ class Xen(HostKind):
             raise VmlabError("virtual time needs --accel tcg")
         return accel.choose(wanted)
 
+    def guest_append(self, machine: str, made_for: str) -> str:
+        return PV_APPEND if (machine, made_for) == ("pv", "pvh") else ""
+
     def outer_command(self, outer: Outer) -> list[str]:
         place = packages()
         xen_append = XEN_APPEND
+        dom0_append = f"mitigations=off {CLOCK} {self.guest_append('pv', outer.machine)}"
         if outer.accelerator == "kvm":
             cpu = ["-accel", "kvm", "-cpu", "host", "-smp", "2"]
         elif outer.virtual_time:
-            # One thread has nobody to stop for a CMPXCHG16B, and kernels without it disable interrupts in its
-            # place, which a PV guest may not: that is a trap each.
-            cpu = ["-icount", "shift=1,sleep=off", "-accel", "tcg,thread=single", "-cpu", TCG_CPU.replace(",-cx16", "")]
+            cpu = ["-icount", "shift=1,sleep=off", "-accel", "tcg,thread=single", "-cpu", PV_TCG_CPU]
             # PVH guests stay off CPU 0 (guest_config()), here without need.
             cpu += ["-smp", str(VIRTUAL_TIME_CPUS + (outer.machine == "pvh"))]
         elif outer.machine == "pvh":
@@ -160,13 +176,13 @@ class Xen(HostKind):
             cpu = ["-accel", "tcg,thread=multi", "-cpu", TCG_CPU, "-smp", "3"]
             xen_append += " dom0_vcpus_pin"
         else:
-            cpu = ["-accel", "tcg,thread=multi", "-cpu", TCG_CPU, "-smp", "2"]
+            cpu = ["-accel", "tcg,thread=multi", "-cpu", PV_TCG_CPU, "-smp", "2"]
         settings: dict[str, object] = {
             "role": "host", "kind": "xen", "name": outer.host, "repo": REPO, "modules": outer.modules, "layers": "xen",
         }  # fmt: skip
         dom0 = min(2048, outer.memory * 3 // 8)
         xen_append += f" dom0_mem={dom0}M,max:{dom0}M"
-        append = append_line(settings, f"mitigations=off {CLOCK}", "hvc0")
+        append = append_line(settings, dom0_append, "hvc0")
         # A comma separates modules: one of our own is written twice.
         modules = [f"{outer.kernel.image} {append}", f"{kernels.build_initramfs(outer.kernel)}"]
         return [

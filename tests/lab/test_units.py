@@ -754,7 +754,23 @@ def test_virtual_time_has_one_line_of_time(tmp_path, monkeypatch, machine, cpus)
     assert words[words.index("-icount") + 1] == "shift=1,sleep=off"
     assert words[words.index("-accel") + 1] == "tcg,thread=single"
     assert words[words.index("-smp") + 1] == cpus
-    assert "-cx16" not in words[words.index("-cpu") + 1]
+
+
+@pytest.mark.parametrize("machine", ["pv", "pvh"])
+@pytest.mark.parametrize("virtual_time", [True, False])
+def test_allocators_of_pv_kernels_are_whole(tmp_path, monkeypatch, machine, virtual_time):
+    """They have CMPXCHG16B, or take a lock: their CLI, which Linux has instead, does nothing under Xen."""
+    monkeypatch.setattr("vmlab.xen.packages", lambda: tmp_path)
+    monkeypatch.setattr(kernels, "build_initramfs", lambda *_: tmp_path)
+    kernel = kernels.Kernel("6.1", "6.1.0", tmp_path, tmp_path)
+    xen = find_kind("xen")
+    words = xen.outer_command(Outer("lab", kernel, tmp_path, tmp_path, tmp_path, 4096, "tcg", virtual_time, machine))
+    has = "-cx16" not in words[words.index("-cpu") + 1].split(",")
+    dom0 = words[words.index("-initrd") + 1].partition(",")[0]
+    for append in (dom0, xen.guest_append("pv", machine)):
+        assert has or "slub_debug=F" in append.split()
+    assert not xen.guest_append("pvh", machine)
+    assert not find_kind("kvm").guest_append("pc", "pc")
 
 
 def test_who_a_hypervisor_speaks_of():
