@@ -90,8 +90,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo-migration", description="A guest moves between two hosts.")
     parser.add_argument("--host", default="kvm", choices=tuple(HOSTS), help="kind of the hosts (default: kvm)")
     parser.add_argument("--round-trips", type=int, default=2, help="under all traffic (default: %(default)s)")
+    parser.add_argument("--plain-round-trips", type=int, help="the same without vmloop (default: as many)")
     parser.add_argument("--out", type=Path, default=paths.OUT, help="directory of the results (default: out)")
     options = parser.parse_args()
+    without = options.round_trips if options.plain_round_trips is None else options.plain_round_trips
     console = Console()
     kind = HOSTS[options.host]
     began = time.monotonic()
@@ -110,7 +112,7 @@ def main() -> int:
             more, reports = round_trips(console, stage, options.round_trips) if options.round_trips else ([], {})
             facts = describe(stage)
             console.rule("[bold]the same without vmloop", align="left", style="dim")
-            plain = plain_trips(console, stage, options.round_trips) if options.round_trips else []
+            plain = plain_trips(console, stage, without) if without else []
     except VmlabError as error:
         console.print(f"[red]the demo failed:[/] {story(error)}")
         return 1
