@@ -21,7 +21,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedReadHalf;
 use tokio::sync::{broadcast, oneshot, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 /// How long QEMU may take to greet.
 const GREETING: Duration = Duration::from_secs(2);
@@ -238,6 +238,7 @@ impl Qmp {
             self.pending().remove(&id);
             return Err(Error::Closed);
         }
+        let began = Instant::now();
         let mut line = json!({"execute": command, "arguments": arguments, "id": id}).to_string();
         line.push('\n');
         let answer = timeout(ANSWER, async {
@@ -247,6 +248,7 @@ impl Qmp {
             rx.await.map_err(|_| Error::Closed)
         })
         .await;
+        tracing::trace!(command, ms = began.elapsed().as_millis(), "answered");
         match answer {
             Ok(Ok(Ok(value))) => Ok(value),
             Ok(Ok(Err((class, desc)))) => {

@@ -37,7 +37,9 @@ fn matters(event: &qmp::Event) -> bool {
     matches!(event.name.as_str(), "MIGRATION" | "RESUME" | "STOP")
 }
 
-/// Waits until a machine has arrived and runs.
+/// Waits until a machine has arrived and runs. By postcopy it runs while its
+/// memory is still on its way: then nothing is plugged before all of it is here,
+/// as QEMU takes each page that is missing for one to be fetched.
 ///
 /// # Errors
 /// `gone` if its QEMU ends before, `detached` if `stop` is dropped.
@@ -47,12 +49,16 @@ pub async fn arrive(
     mut stop: oneshot::Receiver<()>,
 ) -> Result<(), Problem> {
     let gone = || Problem::new("gone", "its QEMU ended before the machine arrived");
+    let postcopy = |status: &str| status.starts_with("postcopy");
+    let mut incomplete = false;
     let mut events = qmp.events();
     ask_for_events(qmp).await;
     loop {
         // libvirt has it arrive standing still, and starts it then.
         match machine::migration(qmp).await {
+            Ok(now) if postcopy(&now.status) => incomplete = true,
             Ok(now) if now.running => return Ok(()),
+            Ok(_) => incomplete = false,
             Err(qmp::Error::Closed) => return Err(gone()),
             _ => {}
         }
@@ -66,7 +72,13 @@ pub async fn arrive(
                 event = events.recv() => match event {
                     // Nothing else makes an arriving machine run, and each
                     // question costs a QEMU that has just begun to run it long.
-                    Ok(event) if event.name == "RESUME" => return Ok(()),
+                    Ok(event) if event.name == "RESUME" && !incomplete => return Ok(()),
+                    Ok(event)
+                        if event.name == "MIGRATION"
+                            && event.data["status"].as_str().is_some_and(postcopy) =>
+                    {
+                        incomplete = true;
+                    }
                     Ok(event) if !matters(&event) => {}
                     Err(broadcast::error::RecvError::Closed) => return Err(gone()),
                     _ => break,

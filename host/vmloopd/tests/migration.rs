@@ -149,6 +149,26 @@ fn a_machine_that_arrives() {
     link(&mut a, &mut b, &one, &two);
 }
 
+/// By postcopy it runs before its memory is all here.
+#[test]
+fn a_machine_that_arrives_before_its_memory() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let one = Qemu::start(directory.path(), 1);
+    one.migration("active", "inmigrate");
+    let agent = Agent::start(directory.path());
+    agent.attach(&one);
+    let asked = || one.state().heard.iter().filter(|word| *word == "query-migrate").count();
+    wait("a question", || asked() > 0);
+    one.migration("postcopy-active", "inmigrate");
+    one.migration("postcopy-active", "running");
+    one.event("RESUME", &Value::Null);
+    let before = asked();
+    wait("it to be asked again", || asked() > before + 1);
+    assert!(is_clean(&one) && state(&agent, "g1") == "arriving");
+    one.migration("completed", "running");
+    wait("a control device", || one.has("vmloop-ctl"));
+}
+
 /// `one` is on its way to here, and the guest of `two` waits for it; its modules.
 fn await_arrival<'a>(agent: &Agent, one: &Qemu, two: &'a Qemu) -> Modules<'a> {
     one.migration("", "inmigrate");
