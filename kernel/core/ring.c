@@ -325,6 +325,8 @@ int vmloop_ring_peek(struct vmloop_ring_rx *rx, struct vmloop_shm_record *record
 	u32 available, to_end, span, offset;
 	u64 word;
 
+	/* What was looked at before and not released is not what is there now. */
+	rx->taken = 0;
 	if (unlikely(rx->broken))
 		return -EPROTO;
 

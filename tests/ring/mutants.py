@@ -187,7 +187,8 @@ MUTANTS = [
         "fuzz",
     ),
     Mutant("peek: broken is empty", "return rx->broken ? -EPROTO : 0;", "return 0;"),
-    Mutant("release: twice", "\trx->taken = 0;\n", ""),
+    Mutant("release: twice", "rx->tail + rx->taken);\n\trx->taken = 0;\n", "rx->tail + rx->taken);\n"),
+    Mutant("peek: what was looked at before", "\trx->taken = 0;\n\tif (unlikely(", "\tif (unlikely("),
     Mutant(
         "ready: broken is not ready", "return rx_available(rx) != 0 || rx->broken;", "return rx_available(rx) != 0;"
     ),

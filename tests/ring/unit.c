@@ -1132,6 +1132,21 @@ static void test_pad_alone(void)
 	CHECK(peek() == -EPROTO);
 }
 
+/* The record that was looked at becomes padding: what is released then is nothing. */
+static void test_record_becomes_pad(void)
+{
+	set_up(4096, 4096 - 32);
+	write_header(start, 24, 9);
+	adversary.producer->tx_head = start + 32;
+	CHECK(peek() == 1);
+	write_header(start, 24, VMLOOP_RECORD_PAD);
+	CHECK(peek() == 0);
+	vmloop_ring_release(&rx);
+	CHECK(rx.tail == start + 32);
+	CHECK(rx.head == rx.tail);
+	CHECK(!rx.broken);
+}
+
 /* A broken peer of one direction leaves the other direction alone. */
 static void test_directions_apart(void)
 {
@@ -1174,6 +1189,7 @@ static const struct tap_test tests[] = {
 	{ "hostile: head over what was not given back", test_head_over_unreleased },
 	{ "hostile: records", test_bad_record },
 	{ "hostile: padding alone", test_pad_alone },
+	{ "hostile: a record becomes padding", test_record_becomes_pad },
 	{ "hostile: directions apart", test_directions_apart },
 };
 
