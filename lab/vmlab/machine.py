@@ -226,6 +226,8 @@ class Guest(Machine):
                         continue
                     why = f"within {timeout:.0f} s" if ended is None else f"but ended with status {ended}"
                     failure: Exception = error
+                except GuestFailed as error:
+                    why, failure = f"but ended ({error})", error
                 except CommandFailed as error:
                     why, failure = f"within {timeout:.0f} s", error
                 self.host.check_alive()
