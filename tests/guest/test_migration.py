@@ -183,6 +183,39 @@ def test_by_the_agent(two):
     assert two.g2.host is not here
 
 
+def set_postcopy(guest: Guest, wanted: bool) -> None:
+    guest.qmp("migrate-set-capabilities", {"capabilities": [{"capability": "postcopy-ram", "state": wanted}]})
+
+
+@pytest.mark.kvm_only
+def test_by_postcopy(two):
+    """The guest runs there before its memory has come: vmloop plugs nothing until it has."""
+    apart(two)
+    here, there = two.g2.on(two.g2.host), two.g2.on(two.other)
+    for host in two.lab.hosts.values():
+        host.run("echo 1 >/proc/sys/vm/unprivileged_userfaultfd")
+
+    def begin(uri: str) -> None:
+        for machine in (here, there):
+            set_postcopy(machine, True)
+        here.qmp("migrate-set-parameters", {"max-bandwidth": SLOW, "max-postcopy-bandwidth": 4 * SLOW})
+        hook(two, uri)
+        wait_for(lambda: here.qmp("query-migrate").get("status") == "active", 20, "it is under way")
+        here.qmp("migrate-start-postcopy")
+        wait_for(lambda: there.qmp("query-status")["status"] == "running", 60, "it runs there")
+        looks = 0
+        while (found := two.kind.left_behind(there), there.qmp("query-migrate")["status"])[1] == "postcopy-active":
+            assert found == [], "a device was plugged while its memory was on its way"
+            looks += 1
+        assert looks > 3, "too fast: its memory has come"
+
+    with Load(two, everything=False) as load:
+        two.lab.migrate("g2", two.other.name, begin)
+        set_postcopy(there, False)
+        wait_for(two.is_up, 20, "a channel")
+        assert load.finish()["connections_broken"] == 0
+
+
 @pytest.mark.kvm_only
 def test_without_the_hook_qemu_refuses(two):
     """And the guest stays where it is, with its channel."""
