@@ -220,19 +220,14 @@ class Guest(Machine):
                 try:
                     process.wait(1 / SLOW)
                     return
-                except CommandTimeout as error:
-                    ended = self.exit_status
-                    if ended is None and time.monotonic() < deadline:
+                except (CommandFailed, GuestFailed) as error:
+                    ended = isinstance(error, GuestFailed) or self.exit_status is not None
+                    if isinstance(error, CommandTimeout) and not ended and time.monotonic() < deadline:
                         continue
-                    why = f"within {timeout:.0f} s" if ended is None else f"but ended with status {ended}"
-                    failure: Exception = error
-                except GuestFailed as error:
-                    why, failure = f"but ended ({error})", error
-                except CommandFailed as error:
-                    why, failure = f"within {timeout:.0f} s", error
-                self.host.check_alive()
-                tail = "\n".join(self.console_text().splitlines()[-5:])
-                raise GuestFailed(f"{self.name} did not boot {why}; its console ends with:\n{tail}") from failure
+                    self.host.check_alive()
+                    why = "but ended" if ended else f"within {timeout:.0f} s"
+                    tail = "\n".join(self.console_text().splitlines()[-5:])
+                    raise GuestFailed(f"{self.name} did not boot {why}; its console ends with:\n{tail}") from error
 
     def stage_modules(self, kernel: kernels.Kernel | None = None) -> Path:
         """Put the newest modules of the outside where the guest sees them.

@@ -754,6 +754,7 @@ def test_virtual_time_has_one_line_of_time(tmp_path, monkeypatch, machine, cpus)
     assert words[words.index("-icount") + 1] == "shift=1,sleep=off"
     assert words[words.index("-accel") + 1] == "tcg,thread=single"
     assert words[words.index("-smp") + 1] == cpus
+    assert "-cx16" not in words[words.index("-cpu") + 1]
 
 
 @pytest.mark.parametrize("machine", ["pv", "pvh"])

@@ -23,13 +23,15 @@ use crate::qmp::{self, Qmp};
 /// How often QEMU is asked, should its events not come.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Has QEMU tell of migrations. Another client may take that back: nothing
-/// relies on it but speed.
-pub async fn ask_for_events(qmp: &Qmp) {
+/// Has QEMU tell of migrations; whether it will. Another client may take that
+/// back: nothing relies on it but speed.
+pub async fn ask_for_events(qmp: &Qmp) -> bool {
     let events = json!({"capabilities": [{"capability": "events", "state": true}]});
-    if let Err(error) = qmp.execute("migrate-set-capabilities", events).await {
+    let answer = qmp.execute("migrate-set-capabilities", events).await;
+    if let Err(error) = &answer {
         tracing::debug!(%error, "events of migrations");
     }
+    answer.is_ok()
 }
 
 /// Whether an event may mean that a machine comes, goes or stays.
@@ -52,7 +54,7 @@ pub async fn arrive(
     let postcopy = |status: &str| status.starts_with("postcopy");
     let mut incomplete = false;
     let mut events = qmp.events();
-    ask_for_events(qmp).await;
+    let told = ask_for_events(qmp).await;
     loop {
         // libvirt has it arrive standing still, and starts it then.
         match machine::migration(qmp).await {
@@ -72,7 +74,8 @@ pub async fn arrive(
                 event = events.recv() => match event {
                     // Nothing else makes an arriving machine run, and each
                     // question costs a QEMU that has just begun to run it long.
-                    Ok(event) if event.name == "RESUME" && !incomplete => return Ok(()),
+                    // Who would not be told of postcopy must ask all the same.
+                    Ok(event) if event.name == "RESUME" && told && !incomplete => return Ok(()),
                     Ok(event)
                         if event.name == "MIGRATION"
                             && event.data["status"].as_str().is_some_and(postcopy) =>

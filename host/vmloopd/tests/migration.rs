@@ -149,24 +149,31 @@ fn a_machine_that_arrives() {
     link(&mut a, &mut b, &one, &two);
 }
 
-/// By postcopy it runs before its memory is all here.
+/// By postcopy it runs before its memory is all here, whether QEMU tells of it
+/// or, as its migration was under way before the agent came, does not.
 #[test]
 fn a_machine_that_arrives_before_its_memory() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let one = Qemu::start(directory.path(), 1);
-    one.migration("active", "inmigrate");
-    let agent = Agent::start(directory.path());
-    agent.attach(&one);
-    let asked = || one.state().heard.iter().filter(|word| *word == "query-migrate").count();
-    wait("a question", || asked() > 0);
-    one.migration("postcopy-active", "inmigrate");
-    one.migration("postcopy-active", "running");
-    one.event("RESUME", &Value::Null);
-    let before = asked();
-    wait("it to be asked again", || asked() > before + 1);
-    assert!(is_clean(&one) && state(&agent, "g1") == "arriving");
-    one.migration("completed", "running");
-    wait("a control device", || one.has("vmloop-ctl"));
+    for (status, tells) in [("", true), ("active", false)] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let one = Qemu::start(directory.path(), 1);
+        one.migration(status, "inmigrate");
+        let agent = Agent::start(directory.path());
+        agent.attach(&one);
+        let asked = || one.state().heard.iter().filter(|word| *word == "query-migrate").count();
+        wait("questions", || asked() > 1);
+        if tells {
+            one.migration("postcopy-active", "running");
+        } else {
+            let mut state = one.state();
+            (state.migration, state.run) = ("postcopy-active".into(), "running".into());
+        }
+        one.event("RESUME", &Value::Null);
+        let before = asked();
+        wait("it to be asked again", || asked() > before + 1);
+        assert!(is_clean(&one) && state(&agent, "g1") == "arriving");
+        one.migration("completed", "running");
+        wait("a control device", || one.has("vmloop-ctl"));
+    }
 }
 
 /// `one` is on its way to here, and the guest of `two` waits for it; its modules.
