@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +24,15 @@ from .kinds import HostKind, Outer, find_kind
 from .machine import Guest, Host
 from .migration import migrate
 from .qemu import FIRST_HOST, GuestSpec
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was kept of a test."""
+
+    directory: Path
+    silent: dict[str, silence.Silence]
+    """The guests of a KVM host that did not answer, by name."""
 
 
 def start_time(pid: int) -> int | None:
@@ -320,11 +329,12 @@ class Lab:
         if found:
             raise LabFailed("the host's kernel complains:\n" + "\n".join(map(str, found[:20])))
 
-    def keep_evidence(self, test: str) -> Path:
+    def keep_evidence(self, test: str) -> Evidence:
         """Copy consoles, QEMU and QMP logs and each machine's dmesg for ``test``.
 
         Of a guest that does not answer, what is seen from outside: silence.txt.
         """
+        silent: dict[str, silence.Silence] = {}
         name = "".join(c if c.isalnum() or c in "-_." else "_" for c in test)[-150:]
         target = self.directory / "evidence" / name
         shutil.rmtree(target, ignore_errors=True)
@@ -342,10 +352,11 @@ class Lab:
                         text = process.wait(10).out
                     (target / machine / "dmesg.txt").write_text(text)
                 elif self.kind.name == "kvm" and self.guest(machine).running:
-                    (target / machine / "silence.txt").write_text(silence.look_at(self.guest(machine)))
+                    silent[machine] = silence.look_at(self.guest(machine))
+                    (target / machine / "silence.txt").write_text(silent[machine].text)
             except (CommandFailed, GuestFailed, LabFailed) as error:
                 (target / machine / "dmesg.txt").write_text(f"not to be had: {error}\n")
-        return target
+        return Evidence(target, silent)
 
     # State
 

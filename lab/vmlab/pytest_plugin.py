@@ -14,8 +14,8 @@ on a console fails the test during which it did so.
 says that a guest of this name, which an earlier test added, may still be there.
 
 A test during which the emulator delivered an interrupt twice (a known fault of
-its, with an unmistakable trace) is run once more on new machines, and the
-summary says so.
+its, which leaves an unmistakable trace, or stack) is run once more on new
+machines, and the summary says so.
 """
 
 import os
@@ -188,10 +188,15 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     yield lab
     found = lab.findings()
     if found or request.node.stash.get(FAILED, True):
-        where = lab.keep_evidence(request.node.nodeid)
+        evidence = lab.keep_evidence(request.node.nodeid)
+        where = evidence.directory
         request.node.add_report_section("teardown", "vmlab", f"evidence is in {where}")
-        for silent in sorted(where.glob("*/silence.txt")):
-            pool.notes.append(f"{request.node.nodeid}: {silent.parent.name} was silent: {silent.open().readline()}")
+        for machine, silence in evidence.silent.items():
+            pool.notes.append(f"{request.node.nodeid}: {machine} was silent: {silence.summary}")
+            if silence.interrupted_while_off:
+                pool.suspect({machine})
+                broken = f"delivered an interrupt to {machine} while they were off"
+                request.node.stash[EMULATOR] = f"the emulator {broken} (evidence in {where})"
     if found:
         pool.suspect({one.machine for one in found})
         consoles = {one.machine: lab.machine(one.machine).console_text() for one in found}

@@ -178,7 +178,7 @@ def outer_command(
         PROGRAM, "-name", f"vmlab-{name}-{host}" if lan else f"vmlab-{name}",
         "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", *cpu, "-m", str(memory),
         "-kernel", str(kernel), "-initrd", str(initramfs),
-        "-append", append_line(settings, f"tsc=reliable mitigations=off {append}"),
+        "-append", append_line(settings, f"tsc=reliable mitigations=off nokaslr {append}"),
         *outer_devices(lab_dir, run_dir, host), *outer_network(lan),
     ]  # fmt: skip
 

@@ -25,10 +25,16 @@ def test_a_silent_guest_is_looked_at(g1):
         seen = silence.look_at(g1)
     finally:
         g1.unpause()
-    assert re.match(r"look 1: at \w+\+0x\w+; look 2: .*; and it still does not answer\n", seen)
     # What an idle CPU has on its stack.
-    assert re.search(r"^  (do_idle|default_idle_call|cpu_startup_entry)\+0x\w+$", seen, re.MULTILINE)
-    assert re.search(r"^qemu-system-x86: S \d+ \d+, in futex_wait\w*$", seen, re.MULTILINE)
+    idle = r"(do_idle|default_idle_call|cpu_startup_entry)\+0x\w+"
+    place = r"\w+\+0x\w+"
+    assert re.fullmatch(
+        rf"at {place}(, {place}){{2}}; on its stack .*{idle} .*; and it still does not answer", seen.summary
+    )
+    assert not seen.interrupted_while_off
+    assert seen.text.startswith(seen.summary + "\n")
+    assert re.search(rf"^  {idle}$", seen.text, re.MULTILINE)
+    assert re.search(r"^qemu-system-x86: S \d+ \d+, in futex_wait\w*$", seen.text, re.MULTILINE)
 
 
 def test_a_bound_lab_ends_with_its_process():

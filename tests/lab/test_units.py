@@ -47,7 +47,7 @@ from vmlab.protocol import (
     unpack_error,
 )
 from vmlab.qemu import LAN, GuestSpec, append_line, guest_command, outer_command
-from vmlab.silence import Symbols, trace
+from vmlab.silence import Stack, Symbols
 from vmlab.switch import Link, Switch
 from vmlab.xen import RELAY, XL, guest_config
 
@@ -221,7 +221,10 @@ from types import SimpleNamespace
 import pytest
 from vmlab import pytest_plugin
 from vmlab.console import Finding
+from vmlab.lab import Evidence
+from vmlab.silence import Silence
 
+SILENCE = Silence("at halt", [], "")
 TRACE = {trace!r}
 USES = []
 
@@ -230,7 +233,7 @@ def get(pool, options, kept):
     found = [Finding({machine!r}, "bug", "BUG: x")] if len(USES) <= {bad} else []
     return SimpleNamespace(
         findings=lambda: found,
-        keep_evidence=lambda name: Path("nowhere"),
+        keep_evidence=lambda name: Evidence(Path("nowhere"), {{"g1": SILENCE}} if len(USES) <= {bad} else {{}}),
         running=True,
         hosts=["host"],
         machine=lambda name: SimpleNamespace(console_text=lambda: TRACE),
@@ -258,6 +261,17 @@ def test_what_the_emulator_broke_is_repeated_once(pytester, machine, trace, bad,
     result = pytester.runpytest_inprocess("-p", "vmlab.pytest_plugin", "-p", "no:cacheprovider")
     result.assert_outcomes(**outcome)
     assert ("test_one was repeated: the emulator" in result.stdout.str()) == repeated
+
+
+@pytest.mark.parametrize(("while_off", "outcome"), [(["asm_sysvec_x at y"], {"passed": 1}), ([], {"failed": 1})])
+def test_a_guest_that_the_emulator_silenced(pytester, while_off, outcome):
+    plugin = PLUGIN.format(machine="g1", trace="", bad=1).replace("if len(USES) <= 1 else []", "if False else []")
+    pytester.makeconftest(plugin.replace('"at halt", []', f'"at halt", {while_off}'))
+    pytester.makepyfile("import conftest\ndef test_one(no_machines, lab): assert len(conftest.USES) > 1\n")
+    result = pytester.runpytest_inprocess("-p", "vmlab.pytest_plugin", "-p", "no:cacheprovider")
+    result.assert_outcomes(**outcome)
+    assert "test_one: g1 was silent: at halt" in result.stdout.str()
+    assert ("test_one was repeated: the emulator delivered" in result.stdout.str()) == bool(while_off)
 
 
 def test_frames_survive_any_cut():
@@ -916,6 +930,43 @@ ffffffff81000000 T startup_64
 ffffffff81000100 t do_idle
 ffffffff81000180 D jiffies
 ffffffff81000200 t lane_poll\t[vmloop_net]
+ffffffff81156330 T hrtimer_interrupt
+ffffffff81168830 t tick_sched_timer
+ffffffff81a47be0 T sysvec_apic_timer_interrupt
+ffffffff81a592e0 T native_safe_halt
+ffffffff81a59b80 T _raw_spin_unlock_irqrestore
+ffffffff81a5a114 t __raw_callee_save___pv_queued_spin_unlock
+ffffffff81c00ef0 T asm_sysvec_apic_timer_interrupt
+"""
+
+# Of a guest that was seen halted in a spin lock of hrtimer_interrupt(), which had interrupted itself.
+INTERRUPTED = """\
+ffffc90000003e60: 0x0000000000000000 0x0000000000000000
+ffffc90000003e70: 0xffffffff81c00f06 0xffff88801f023040
+ffffc90000003e80: 0xffff88801f0235c0 0xffff88801f023060
+ffffc90000003e90: 0x0000000000000006 0xffff88801f023000
+ffffc90000003ea0: 0xffffffff81168830 0xffffc90000003ff8
+ffffc90000003eb0: 0x0000000000000000 0x0000000000000000
+ffffc90000003ec0: 0xffff88801f023060 0xffff88801f023801
+ffffc90000003ed0: 0xffff88801f023800 0x0000000000000000
+ffffc90000003ee0: 0x0000000000000006 0xffff88801f023000
+ffffc90000003ef0: 0xffffffffffffffff 0xffffffff81a5a114
+ffffc90000003f00: 0x0000000000000010 0x0000000000000002
+ffffc90000003f10: 0xffffc90000003f20 0x0000000000000018
+ffffc90000003f20: 0xffffffff81a59b8a 0x0000000000000000
+"""
+BELOW = """\
+ffffffff82a03de0: 0xffffffff81c00f06 0x0000000000000000
+ffffffff82a03df0: 0xffffffff82a1a118 0x0000000000000000
+ffffffff82a03e00: 0x0000000000000000 0xffffffff82a1aa40
+ffffffff82a03e10: 0x0000000000000000 0x0000000000000000
+ffffffff82a03e20: 0x00000000fffffffb 0x0000000000000000
+ffffffff82a03e30: 0x0000000bc56ed437 0x000000000001ad40
+ffffffff82a03e40: 0x0000000000000000 0x4000000000000000
+ffffffff82a03e50: 0x0000000000000000 0x0000000000007424
+ffffffff82a03e60: 0xffffffffffffffff 0xffffffff81a592eb
+ffffffff82a03e70: 0x0000000000000010 0x0000000000000246
+ffffffff82a03e80: 0xffffffff82a03e98 0x0000000000000018
 """
 
 
@@ -924,6 +975,33 @@ def test_where_a_silent_guest_is():
     assert symbols.name(0xFFFFFFFF81000190) == "do_idle+0x90"
     assert symbols.name(0xFFFFFFFF81000204) == "lane_poll [vmloop_net]+0x4"
     assert symbols.name(0xFFFFFFFF80000000) == symbols.name(0xFFFFFFFF82000000) == ""
-    stack = "ffffffff81000100: 0xffffffff81000201 0x0000000000000000\nffffffff81000110: 0xffff888000000000\n"
-    assert trace(stack, symbols) == ["lane_poll [vmloop_net]+0x1"]
+    dump = "ffffffff81000100: 0xffffffff81000201 0x0000000000000000\r\nffffffff81000110: 0xffff888000000000\r\n"
+    assert Stack.parse(dump, 0xFFFFFFFF81000100).trace(symbols) == ["lane_poll [vmloop_net]+0x1"]
+    assert Stack.parse(dump, 0xFFFFFFFF81000108).words == [0, 0xFFFF888000000000]
     assert Symbols([], []).name(1) == ""
+    assert Stack.parse("Cannot access memory", 0).before == 0
+
+
+def test_the_stack_that_an_interrupt_left():
+    end = "ffffc90000003ff0: 0xffffffff81a47c49 0x{:016x}\nffffc90000004000: Cannot access memory\n"
+    there = 0xFFFFFFFF82A03DD0
+    assert Stack.parse(end.format(there), 0xFFFFC90000003FF8).before == there
+    assert Stack.parse(end.format(0xFFFFC90000003FF0), 0xFFFFC90000003FF0).before == 0, "it is this one"
+    assert Stack.parse(end.format(there + 1), 0xFFFFC90000003FF0).before == 0
+    assert Stack.parse(end.format(0x7F0000000000), 0xFFFFC90000003FF0).before == 0, "not the kernel's"
+    assert Stack.parse(INTERRUPTED, 0xFFFFC90000003E60).before == 0, "it is cut off"
+
+
+def test_an_interrupt_that_came_while_they_were_off():
+    symbols = Symbols.parse(KALLSYMS)
+    place = "__raw_callee_save___pv_queued_spin_unlock+0x0"
+    expected = [f"asm_sysvec_apic_timer_interrupt at {place}"]
+    assert Stack.parse(INTERRUPTED, 0xFFFFC90000003E68).interrupted_while_off(symbols) == expected
+    after_user = INTERRUPTED.replace("0x0000000000000018", "0x0000000000000000")
+    assert Stack.parse(after_user, 0xFFFFC90000003E60).interrupted_while_off(symbols) == expected
+    # As it ought to be, of user mode, or cut off, it is none.
+    assert not Stack.parse(BELOW, 0xFFFFFFFF82A03DE0).interrupted_while_off(symbols)
+    user = INTERRUPTED.replace("0x0000000000000010", "0x0000000000000033")
+    assert not Stack.parse(user, 0xFFFFC90000003E60).interrupted_while_off(symbols)
+    cut = "\n".join(INTERRUPTED.splitlines()[:-2])
+    assert not Stack.parse(cut, 0xFFFFC90000003E60).interrupted_while_off(symbols)
