@@ -29,6 +29,8 @@ META_PACKAGES = {"6.1": "linux-image-amd64", "6.12": "linux-image-6.12-amd64"}
 
 BOOT_MODULES = ("virtio_pci", "virtio_console", "virtio_net", "9pnet_virtio", "9p", "overlay")
 """What /init needs before it has the outside's root, and the network."""
+PROGRAMS = ("vmlab-agent", "vmlab-hold")
+"""Of lab/agent/, which each of the lab's machines has."""
 
 
 @dataclass(frozen=True)
@@ -228,15 +230,15 @@ def module_files(kernel: Kernel, names: tuple[str, ...]) -> list[Path]:
     return [tree / path for path in order]
 
 
-def _agent() -> Path:
-    """The agent's program, built if its source is newer than the cache."""
-    source = LAB_SOURCE / "agent" / "vmlab-agent.c"
+def build_program(name: str) -> Path:
+    """A program of the lab's machines, built if its source is newer than the cache."""
+    source = LAB_SOURCE / "agent" / f"{name}.c"
     digest = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
-    program = CACHE / "agent" / f"vmlab-agent-{digest}"
+    program = CACHE / "agent" / f"{name}-{digest}"
     if not program.exists():
         program.parent.mkdir(parents=True, exist_ok=True)
         fresh = program.with_suffix(f".{os.getpid()}")
-        run_tool(["gcc", "-O2", "-Wall", "-static", "-o", fresh, source], "build the lab's agent")
+        run_tool(["gcc", "-O2", "-Wall", "-static", "-o", fresh, source], f"build {name}")
         fresh.rename(program)
     return program
 
@@ -248,9 +250,9 @@ def build_initramfs(kernel: Kernel, boot_modules: tuple[str, ...] = BOOT_MODULES
     busybox = shutil.which("busybox")
     if not busybox:
         raise VmlabError("busybox is missing: install busybox-static")
-    agent = _agent()
+    programs = {name: build_program(name) for name in PROGRAMS}
     content = hashlib.sha256(kernel.release.encode())
-    for path in (init, agent, Path(busybox), *modules):
+    for path in (init, *programs.values(), Path(busybox), *modules):
         content.update(path.read_bytes())
     archive = CACHE / "initramfs" / f"{kernel.release}-{content.hexdigest()[:12]}.cpio"
     with cache_lock("initramfs"):
@@ -261,7 +263,8 @@ def build_initramfs(kernel: Kernel, boot_modules: tuple[str, ...] = BOOT_MODULES
         for name in ("bin", "modules", "dev", "proc", "sys"):
             (root / name).mkdir(parents=True)
         shutil.copy2(busybox, root / "bin/busybox")
-        shutil.copy2(agent, root / "bin/vmlab-agent")
+        for name, program in programs.items():
+            shutil.copy2(program, root / "bin" / name)
         shutil.copy2(init, root / "init")
         (root / "init").chmod(0o755)
         for path in modules:

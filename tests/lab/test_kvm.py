@@ -37,6 +37,28 @@ def test_a_silent_guest_is_looked_at(g1):
     assert re.search(r"^qemu-system-x86: S \d+ \d+, in futex_wait\w*$", seen.text, re.MULTILINE)
 
 
+@pytest.mark.lab(guests=2, kind="kvm")
+def test_a_guest_that_comes_and_goes_has_no_kernel_code_changed(host, g2):
+    """Emulated CPUs hang now and then where KVM rewrites what they execute (docs/lab.md)."""
+    tracing = "/sys/kernel/tracing"
+    host.run(
+        f"""set -e
+        mountpoint -q {tracing} || mount -t tracefs tracefs {tracing}
+        cd {tracing}
+        echo text_poke_bp_batch >set_ftrace_filter
+        echo function >current_tracer
+        echo >trace
+        echo 1 >tracing_on"""
+    )
+    try:
+        g2.kill()
+        g2.start()
+        changed = host.run(f"grep '<-' {tracing}/trace", check=False).out
+    finally:
+        host.run(f"cd {tracing}; echo nop >current_tracer; echo >set_ftrace_filter")
+    assert not changed
+
+
 def test_a_bound_lab_ends_with_its_process():
     name = f"bound-{os.getpid()}"
     script = (

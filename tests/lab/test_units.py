@@ -487,7 +487,7 @@ def test_the_agent_finds_its_terminal_again(tmp_path):
     ends = [os.openpty() for _ in range(2)]
     path = tmp_path / "terminal"
     path.symlink_to(os.ttyname(ends[0][1]))
-    with subprocess.Popen([kernels._agent(), path], stderr=subprocess.DEVNULL) as agent:
+    with subprocess.Popen([kernels.build_program("vmlab-agent"), path], stderr=subprocess.DEVNULL) as agent:
         try:
             for master, slave in ends:
                 greeting = b""
