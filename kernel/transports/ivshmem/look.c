@@ -9,6 +9,11 @@
  * at the places where one can be plugged, some times a second and for a while.
  * The event, when it comes, finds the device there.
  *
+ * Each look at an empty place is two exits to QEMU, under its one big lock, and
+ * a guest that is on its way to another host looks all the time. So most looks
+ * are at the first empty places only: there QEMU plugs what it is not told to
+ * plug elsewhere.
+ *
  * Owns the record of places that were seen empty. Only what came to such a place
  * is touched: another device that the kernel does not know was taken from it by
  * somebody, or is about to be taken out.
@@ -23,6 +28,13 @@
 
 #define LOOK_INTERVAL	(HZ / 10)
 
+/*
+ * How many empty places of a bus are looked at in most looks: for two devices,
+ * as one may come with the other. And how often a look is at all of them.
+ */
+#define FIRST_EMPTY	2
+#define ALL_EVERY	8
+
 /* In PCI domain 0, function 0 of each slot of each bus. QEMU has no other. */
 #define SLOTS		32
 #define PLACES		(256 * SLOTS)
@@ -36,22 +48,26 @@ static unsigned long look_until;	/* jiffies; under @look_lock */
 
 /* Used by the work alone, and before it begins. */
 static DECLARE_BITMAP(seen_empty, PLACES);
+static unsigned int looks;	/* since it began */
 
-/* Returns whether a device was added. */
-static bool look_at(struct pci_bus *bus, unsigned int slot)
+/* Whether the kernel knows a device there. It costs no exit to ask. */
+static bool is_known(struct pci_bus *bus, unsigned int slot)
+{
+	struct pci_dev *known = pci_get_slot(bus, PCI_DEVFN(slot, 0));
+
+	pci_dev_put(known);
+	return known;
+}
+
+/* Looks at a place without a known device; returns whether one was added. */
+static bool look_at(struct pci_bus *bus, unsigned int slot, unsigned int place)
 {
 	const u32 ours = IVSHMEM_DEVICE << 16 | IVSHMEM_VENDOR;
-	unsigned int place = bus->number * SLOTS + slot;
 	unsigned int devfn = PCI_DEVFN(slot, 0);
-	struct pci_dev *known = pci_get_slot(bus, devfn);
 	bool was_empty;
 	u32 id;
 
 	was_empty = __test_and_clear_bit(place, seen_empty);
-	if (known) {
-		pci_dev_put(known);
-		return false;
-	}
 	if (pci_bus_read_config_dword(bus, devfn, PCI_VENDOR_ID, &id) ||
 	    PCI_POSSIBLE_ERROR(id)) {
 		__set_bit(place, seen_empty);
@@ -75,30 +91,39 @@ static unsigned int slots(const struct pci_bus *bus)
 }
 
 /* As deep as bridges are behind each other. */
-static void look_on(struct pci_bus *bus)
+static void look_on(struct pci_bus *bus, unsigned int most)
 {
-	unsigned int slot, added = 0;
+	unsigned int slot, place, empty = 0, added = 0;
 	struct pci_bus *child;
 
-	for (slot = 0; slot < slots(bus); slot++)
-		added += look_at(bus, slot);
+	for (slot = 0; slot < slots(bus); slot++) {
+		place = bus->number * SLOTS + slot;
+		/* What was here, and is taken out again, is somebody's. */
+		if (is_known(bus, slot)) {
+			__clear_bit(place, seen_empty);
+		} else if (empty < most) {
+			added += look_at(bus, slot, place);
+			empty += test_bit(place, seen_empty);
+		}
+	}
 	if (added) {
 		pci_bus_assign_resources(bus);
 		pci_bus_add_devices(bus);
 	}
 	list_for_each_entry(child, &bus->children, node)
-		look_on(child);
+		look_on(child, most);
 }
 
 static void look_work(struct work_struct *work)
 {
+	unsigned int most = looks++ % ALL_EVERY ? FIRST_EMPTY : SLOTS;
 	struct pci_bus *bus = NULL;
 	bool again;
 
 	pci_lock_rescan_remove();
 	while ((bus = pci_find_next_bus(bus)))
 		if (!pci_domain_nr(bus))
-			look_on(bus);
+			look_on(bus, most);
 	pci_unlock_rescan_remove();
 
 	spin_lock_bh(&look_lock);
@@ -124,6 +149,7 @@ void ivshmem_look(unsigned int seconds)
 	if (begin) {
 		is_looking = true;
 		bitmap_zero(seen_empty, PLACES);
+		looks = 0;
 	}
 	look_until = jiffies + seconds * HZ;
 	spin_unlock_bh(&look_lock);
