@@ -65,17 +65,18 @@ def checkpoint(stage: Stage, guest: Guest, way: str) -> dict[str, Any]:
     peer = next(one for one in stage.guests if one is not guest)
     patience = stage.patient(60)
     with peer.popen(f"exec ping -D -i {INTERVAL} {guest.ip} >{PINGS}") as pings:
-        wait_for(
-            lambda: peer.run(f"grep -c time= {PINGS}", check=False, timeout=patience).out.strip() not in ("", "0", "1"),
-            stage.patient(20),
-            "a ping is answered",
-        )
+
+        def answered() -> int:
+            return int(peer.run(f"grep -c time= {PINGS} || :", timeout=patience).out)
+
+        wait_for(lambda: answered() > 0, stage.patient(20), "a ping is answered")
+        stage.both("pgrep -f '[i]perf3 -c' >/dev/null")
         stage.lab.host.run([f"{TOOLS}/xl", "save", "-c", guest.name, "/dev/null"], timeout=stage.patient(300))
         guest.run("true", timeout=patience)
         if way == "with":
             wait_for(stage.channel_is_up, stage.patient(20), "the channel is up again")
-        before = stage.now()
-        wait_for(lambda: stage.now() > before + 0.5, stage.patient(20), "pings are answered again")
+        before = answered()
+        wait_for(lambda: answered() > before, stage.patient(20), "pings are answered again")
         pings.send_signal(signal.SIGINT)
         pings.wait(patience)
     text = peer.run(["cat", PINGS], timeout=patience).out

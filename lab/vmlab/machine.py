@@ -225,7 +225,9 @@ class Guest(Machine):
                     if isinstance(error, CommandTimeout) and not ended and time.monotonic() < deadline:
                         continue
                     self.host.check_alive()
-                    why = "but ended" if ended else f"within {timeout:.0f} s"
+                    if ended:
+                        self.wait_ended()  # its line ends before its host has its status
+                    why = f"but ended with status {self.exit_status}" if ended else f"within {timeout:.0f} s"
                     tail = "\n".join(self.console_text().splitlines()[-5:])
                     raise GuestFailed(f"{self.name} did not boot {why}; its console ends with:\n{tail}") from error
 

@@ -193,10 +193,12 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
         request.node.add_report_section("teardown", "vmlab", f"evidence is in {where}")
         for machine, silence in evidence.silent.items():
             pool.notes.append(f"{request.node.nodeid}: {machine} was silent: {silence.summary}")
-            if silence.interrupted_while_off:
-                pool.suspect({machine})
-                broken = f"delivered an interrupt to {machine} while they were off"
-                request.node.stash[EMULATOR] = f"the emulator {broken} (evidence in {where})"
+        silenced = {machine for machine, silence in evidence.silent.items() if silence.interrupted_while_off}
+        pool.suspect(silenced)
+        # What another machine complains of is its own fault.
+        if silenced and silenced.issuperset(one.machine for one in found):
+            broken = f"delivered an interrupt to {', '.join(silenced)} with interrupts off"
+            request.node.stash[EMULATOR] = f"the emulator {broken} (evidence in {where})"
     if found:
         pool.suspect({one.machine for one in found})
         consoles = {one.machine: lab.machine(one.machine).console_text() for one in found}

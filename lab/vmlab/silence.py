@@ -2,8 +2,8 @@
 """A guest that does not answer, seen from outside of it.
 
 Its console tells nothing if its CPU does not run, or runs with interrupts off.
-Where the CPU stands is in its registers; symbols are those of another guest
-with the same kernel, as the lab's kernels are all at the same address.
+Where the CPU stands is in its registers; symbols are those of another
+machine with the same kernel, as the lab's kernels are all at the same address.
 """
 
 import re

@@ -167,6 +167,7 @@ static int __init vmloop_xen_init(void)
 		pr_info("vmloop_xen: this is no guest of Xen with a XenStore\n");
 		return -ENODEV;
 	}
+	/* A peer that is to be saved stands still until we have let go. */
 	vmloop_xen_queue = alloc_ordered_workqueue("vmloop_xen", WQ_HIGHPRI);
 	if (!vmloop_xen_queue)
 		return -ENOMEM;
