@@ -80,6 +80,15 @@ pub struct Spec<'a> {
     pub other: (u16, BorrowedFd<'a>),
 }
 
+/// A character device that is there, for a device that is to be plugged. Ends
+/// with [`Slots::plug`] or [`Slots::discard`].
+pub struct Ready {
+    device: String,
+    chardev: String,
+    size: u64,
+    server: OwnedFd,
+}
+
 /// A device that is plugged. Keep until [`Slots::unplug`] is done with it.
 pub struct Plugged {
     device: String,
@@ -148,30 +157,15 @@ impl Slots {
         Self { qmp, kind, turn: Arc::default() }
     }
 
-    /// Plugs a device, unless the machine's firmware is not done with those that
-    /// it has; a machine that is reset meanwhile is not noticed. What was half
-    /// done is undone on an error. Must run to its end: spawn it where it could be
-    /// cancelled.
+    /// Makes the character device of a device. QEMU migrates machines that have
+    /// one, and takes it for a machine that has not arrived yet. What was half
+    /// done is undone on an error. Must run to its end: spawn it where it could
+    /// be cancelled.
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn plug(&self, spec: Spec<'_>) -> Result<Plugged, Error> {
-        // One at a time, so that two never choose the same port, and none gets
-        // a slot that the guest is about to eject.
-        let _turn = self.turn.lock().await;
-        let bus = match machine::free_slot(&self.qmp, self.kind, spec.size).await {
-            Ok(bus) => bus,
-            Err(NoSlot::Full(what)) => return Err(Error::Slots(what)),
-            // An ivshmem device answers at its addresses as soon as it is plugged
-            // (ivshmem_common_realize() in QEMU's hw/misc/ivshmem.c; only a reset
-            // of the machine ends that). Firmware learns a BAR's size by writing
-            // all ones to it. SeaBIOS does not turn the device off for that: KVM
-            // refuses memory so high, and QEMU aborts.
-            Err(NoSlot::Booting) => return Err(Error::Booting),
-            Err(NoSlot::Qmp(error)) => return Err(error.into()),
-        };
+    pub async fn prepare(&self, spec: Spec<'_>) -> Result<Ready, Error> {
         let (ours, theirs) = conversation(&spec)?;
-
         let name = json!({"fdname": spec.chardev});
         self.qmp.execute_with_fd("getfd", name.clone(), theirs.as_fd()).await?;
         drop(theirs);
@@ -182,21 +176,63 @@ impl Slots {
             let _ = self.qmp.execute("closefd", name).await;
             return Err(error.into());
         }
+        Ok(Ready { device: spec.device, chardev: spec.chardev, size: spec.size, server: ours })
+    }
 
-        let mut device = json!({"driver": "ivshmem-doorbell", "id": spec.device,
-            "chardev": spec.chardev, "vectors": 1, "master": "off"});
+    /// Undoes [`Slots::prepare`].
+    pub async fn discard(&self, ready: Ready) {
+        if let Err(error) = self.remove_chardev(&ready.chardev).await {
+            tracing::warn!(chardev = ready.chardev, %error, "chardev left behind");
+        }
+        // Only now may the server's socket go: `ready` ends here.
+    }
+
+    /// Plugs a device, unless the machine's firmware is not done with those that
+    /// it has; a machine that is reset meanwhile is not noticed. Must run to its
+    /// end, as [`Slots::prepare`].
+    ///
+    /// # Errors
+    /// [`Error`], with what can be plugged later, or discarded.
+    pub async fn plug(&self, ready: Ready) -> Result<Plugged, (Error, Ready)> {
+        // One at a time, so that two never choose the same port, and none gets
+        // a slot that the guest is about to eject.
+        let _turn = self.turn.lock().await;
+        match self.add(&ready).await {
+            Ok(()) => Ok(Plugged {
+                device: ready.device,
+                chardev: ready.chardev,
+                _server: Some(ready.server),
+            }),
+            Err(error) => Err((error, ready)),
+        }
+    }
+
+    async fn add(&self, ready: &Ready) -> Result<(), Error> {
+        let bus = match machine::free_slot(&self.qmp, self.kind, ready.size).await {
+            Ok(bus) => bus,
+            Err(NoSlot::Full(what)) => return Err(Error::Slots(what)),
+            // An ivshmem device answers at its addresses as soon as it is plugged
+            // (ivshmem_common_realize() in QEMU's hw/misc/ivshmem.c; only a reset
+            // of the machine ends that). Firmware learns a BAR's size by writing
+            // all ones to it. SeaBIOS does not turn the device off for that: KVM
+            // refuses memory so high, and QEMU aborts.
+            Err(NoSlot::Booting) => return Err(Error::Booting),
+            Err(NoSlot::Qmp(error)) => return Err(error.into()),
+        };
+        let mut device = json!({"driver": "ivshmem-doorbell", "id": ready.device,
+            "chardev": ready.chardev, "vectors": 1, "master": "off"});
         if let Some(bus) = &bus {
             device["bus"] = Value::from(bus.as_str());
         }
-        if let Err(error) = self.qmp.execute("device_add", device).await {
-            if let Err(error) = self.remove_chardev(&spec.chardev).await {
-                tracing::warn!(chardev = spec.chardev, %error, "chardev left behind");
+        match self.qmp.execute("device_add", device).await {
+            Ok(_) => Ok(()),
+            Err(qmp::Error::Command { desc, .. })
+                if desc.contains("no slot/function available") =>
+            {
+                Err(Error::Slots("PCI slot"))
             }
-            let full = matches!(&error, qmp::Error::Command { desc, .. }
-                if desc.contains("no slot/function available"));
-            return Err(if full { Error::Slots("PCI slot") } else { error.into() });
+            Err(error) => Err(error.into()),
         }
-        Ok(Plugged { device: spec.device, chardev: spec.chardev, _server: Some(ours) })
     }
 
     /// Unplugs a device, as often as it takes: a guest that is stopped, or has

@@ -23,7 +23,7 @@ use vmloop_api::Problem;
 
 use crate::broker::Event;
 use crate::counters::Counters;
-use crate::device::{self, Plugged, Slots, Spec};
+use crate::device::{self, Plugged, Ready, Slots, Spec};
 use crate::hypervisor::{Bucket, Command, Connected, Directory, Handle, Key, Place};
 use crate::machine::{self, CONTROL, Moving, Taps};
 use crate::qmp::{self, Qmp};
@@ -41,6 +41,47 @@ const BOOTING: Duration = Duration::from_millis(200);
 /// with the migration that was cancelled.
 const RETURN: Duration = Duration::from_millis(200);
 
+/// A control device that can be plugged.
+struct ReadyControl {
+    region: ControlRegion,
+    heard: AsyncFd<OwnedFd>,
+    ring: OwnedFd,
+    ready: Ready,
+}
+
+impl ReadyControl {
+    async fn new(slots: &Slots) -> Result<Self, device::Error> {
+        let (region, memory) = ControlRegion::create("vmloop-control")?;
+        let (heard, ring) = (readable(device::doorbell()?)?, device::doorbell()?);
+        let spec = Spec {
+            device: CONTROL.into(),
+            chardev: CONTROL.into(),
+            memory: memory.as_fd(),
+            size: CONTROL_SIZE,
+            own: (1, ring.as_fd()),
+            other: (0, heard.get_ref().as_fd()),
+        };
+        let ready = slots.prepare(spec).await?;
+        Ok(Self { region, heard, ring, ready })
+    }
+
+    /// Plugs it. While the machine boots it comes back, to be plugged later; any
+    /// other error ends it.
+    async fn plug(self, slots: &Slots) -> Result<Control, (device::Error, Option<Self>)> {
+        let Self { region, heard, ring, ready } = self;
+        match slots.plug(ready).await {
+            Ok(plugged) => Ok(Control { region, heard, ring, plugged }),
+            Err((error @ device::Error::Booting, ready)) => {
+                Err((error, Some(Self { region, heard, ring, ready })))
+            }
+            Err((error, ready)) => {
+                slots.discard(ready).await;
+                Err((error, None))
+            }
+        }
+    }
+}
+
 /// A control device that is plugged.
 struct Control {
     region: ControlRegion,
@@ -50,22 +91,6 @@ struct Control {
 }
 
 impl Control {
-    async fn plug(slots: &Slots) -> Result<Self, device::Error> {
-        let (region, memory) = ControlRegion::create("vmloop-control")?;
-        let (ours, theirs) = (device::doorbell()?, device::doorbell()?);
-        let plugged = slots
-            .plug(Spec {
-                device: CONTROL.into(),
-                chardev: CONTROL.into(),
-                memory: memory.as_fd(),
-                size: CONTROL_SIZE,
-                own: (1, theirs.as_fd()),
-                other: (0, ours.as_fd()),
-            })
-            .await?;
-        Ok(Self { region, heard: readable(ours)?, ring: theirs, plugged })
-    }
-
     fn ring(&self) {
         // Fails only if the counter is full, and then it rings already.
         let _ = rustix::io::write(&self.ring, &1u64.to_ne_bytes());
@@ -226,7 +251,7 @@ impl Task {
             .await
             .map_err(|error| machine_problem(&error))?;
         let machine = discovered.machine;
-        let left = machine::left_behind(&qmp).await.map_err(|error| qmp_problem(&error))?;
+        let mut left = machine::left_behind(&qmp).await.map_err(|error| qmp_problem(&error))?;
         let name = self.name.clone().unwrap_or_else(|| {
             if machine.name.is_empty() {
                 machine::name_from_socket(&self.path)
@@ -238,8 +263,11 @@ impl Task {
             warn!(guest = name, "runs without KVM: slow, but all the same otherwise");
         }
         let gone = pidfd(machine.pid);
+        let slots = Slots::new(qmp.clone(), discovered.kind);
         let mut moving = discovered.migration.moving;
+        let mut ready = None;
         if moving == Moving::In {
+            clear(&slots, std::mem::take(&mut left.chardevs)).await;
             let (stop, stopped) = oneshot::channel();
             let arriving = Event::Arriving {
                 key: self.key,
@@ -249,11 +277,18 @@ impl Task {
             };
             // Fails only when the agent ends.
             let _ = self.events.send(arriving).await;
-            standby::arrive(&qmp, gone.as_ref(), stopped).await?;
+            // What can be done before it runs: then each command takes long.
+            match ReadyControl::new(&slots).await {
+                Ok(one) => ready = Some(one),
+                Err(error) => debug!(guest = name, %error, "prepared once it has arrived"),
+            }
+            if let Err(problem) = standby::arrive(&qmp, gone.as_ref(), stopped).await {
+                discard(&slots, ready).await;
+                return Err(problem);
+            }
             moving = Moving::No;
         }
 
-        let slots = Slots::new(qmp.clone(), discovered.kind);
         let (commands, inbox) = mpsc::unbounded_channel();
         let (directory, updates) = watch::channel(None);
         let (go, went) = oneshot::channel();
@@ -270,7 +305,10 @@ impl Task {
             .send(Event::Connected(Box::new(connected)))
             .await
             .map_err(|_| agent_ends(()))?;
-        went.await.map_err(|_| agent_ends(()))??;
+        if let Err(problem) = went.await.map_err(|_| agent_ends(()))? {
+            discard(&slots, ready).await;
+            return Err(problem);
+        }
 
         // The control device of an earlier agent, or what it left half done.
         for (device, chardev) in left.devices {
@@ -285,11 +323,7 @@ impl Task {
                 })
                 .await;
         }
-        for chardev in &left.chardevs {
-            if let Err(error) = slots.remove_chardev(chardev).await {
-                warn!(chardev, %error, "chardev left behind");
-            }
-        }
+        clear(&slots, left.chardevs).await;
 
         let mut serving = Serving {
             key: self.key,
@@ -298,6 +332,7 @@ impl Task {
             pid: machine.pid,
             qmp,
             slots,
+            ready,
             inbox,
             updates,
             gone,
@@ -307,6 +342,22 @@ impl Task {
             outbox: Outbox::default(),
         };
         serving.run(moving).await
+    }
+}
+
+/// Removes character devices that an earlier agent has left.
+async fn clear(slots: &Slots, chardevs: Vec<String>) {
+    for chardev in &chardevs {
+        if let Err(error) = slots.remove_chardev(chardev).await {
+            warn!(chardev, %error, "chardev left behind");
+        }
+    }
+}
+
+/// Ends what was prepared and is not to be plugged.
+async fn discard(slots: &Slots, control: Option<ReadyControl>) {
+    if let Some(control) = control {
+        slots.discard(control.ready).await;
     }
 }
 
@@ -324,6 +375,8 @@ struct Serving {
     pid: u32,
     qmp: Qmp,
     slots: Slots,
+    /// for the next control device
+    ready: Option<ReadyControl>,
     inbox: mpsc::UnboundedReceiver<Command>,
     updates: watch::Receiver<Directory>,
     gone: Option<AsyncFd<OwnedFd>>,
@@ -351,7 +404,7 @@ impl Serving {
             }
             let plugged_at = Instant::now();
             let mut qemu = self.qmp.events();
-            let mut control = match Control::plug(&self.slots).await {
+            let mut control = match self.plug().await {
                 Ok(control) => control,
                 Err(device::Error::Booting) => {
                     if first {
@@ -361,7 +414,10 @@ impl Serving {
                     match self.wait_until(plugged_at + BOOTING).await {
                         Waited::Enough => {}
                         Waited::Prepare => stand_by = true,
-                        Waited::Over => return Ok(()),
+                        Waited::Over => {
+                            discard(&self.slots, self.ready.take()).await;
+                            return Ok(());
+                        }
                     }
                     continue;
                 }
@@ -427,7 +483,21 @@ impl Serving {
         }
     }
 
+    /// Plugs a control device; while the machine boots, what it takes is kept.
+    async fn plug(&mut self) -> Result<Control, device::Error> {
+        let ready = match self.ready.take() {
+            Some(ready) => ready,
+            None => ReadyControl::new(&self.slots).await?,
+        };
+        ready.plug(&self.slots).await.map_err(|(error, again)| {
+            self.ready = again;
+            error
+        })
+    }
+
     async fn stand_by(&mut self) -> standby::End {
+        // A machine that goes leaves nothing of ours.
+        discard(&self.slots, self.ready.take()).await;
         let standby = Standby {
             key: self.key,
             name: &self.name,
