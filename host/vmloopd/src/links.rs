@@ -12,8 +12,8 @@ use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
-    AfSpecBridge, BridgePortState, BridgeVlanInfoFlags, InfoBridge, InfoBridgePort, InfoData,
-    InfoKind, InfoPortData, InfoVlan, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo,
+    AfSpecBridge, BridgePortState, BridgeStpState, BridgeVlanInfoFlags, InfoBridge, InfoBridgePort,
+    InfoData, InfoKind, InfoPortData, InfoVlan, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo,
     LinkMessage,
 };
 use tokio::sync::mpsc;
@@ -45,10 +45,14 @@ pub struct Link {
     pub bridge: bool,
     /// bridge: whether it filters VLANs
     pub vlan_filtering: bool,
+    /// bridge: whether a spanning tree protocol decides which ports forward
+    pub spanning_tree: bool,
     /// port: whether it may only talk to ports that are not isolated
     pub isolated: bool,
     /// port: whether it forwards
     pub forwarding: bool,
+    /// whether somebody is at its other end
+    pub carrier: bool,
     /// port, or bridge for itself: VLAN that untagged frames enter; 0 for none
     pub pvid: u16,
     /// port: whether frames of that VLAN leave untagged
@@ -172,8 +176,8 @@ impl Links {
         if !link.up || !bridge.up {
             return Err(format!("{} is down", if link.up { &bridge.name } else { name }));
         }
-        if !link.forwarding {
-            return Err(format!("{name} does not forward (no carrier, or spanning tree)"));
+        if !(link.forwarding || link.forwards_at_once(bridge)) {
+            return Err(format!("{name} does not forward (spanning tree)"));
         }
         if bridge.vlan_filtering && (link.pvid == 0 || !link.untagged) {
             return Err(format!("{name} has no untagged VLAN on {}", bridge.name));
@@ -192,7 +196,11 @@ impl Links {
     }
 
     fn take(&mut self, message: LinkMessage) {
-        let mut link = Link { up: message.header.flags.contains(LinkFlags::Up), ..Link::default() };
+        let mut link = Link {
+            up: message.header.flags.contains(LinkFlags::Up),
+            carrier: message.header.flags.contains(LinkFlags::LowerUp),
+            ..Link::default()
+        };
         for attribute in message.attributes {
             match attribute {
                 LinkAttribute::IfName(name) => link.name = name,
@@ -224,14 +232,26 @@ impl Links {
 }
 
 impl Link {
+    /// Whether a port only waits for its carrier, as that of a guest which Xen
+    /// has just restored does: it forwards the moment that its guest has found
+    /// its backend again, if nobody else decides (`br_port_carrier_check()` in
+    /// Linux' net/bridge/br_if.c).
+    fn forwards_at_once(&self, bridge: &Link) -> bool {
+        !self.carrier && !bridge.spanning_tree
+    }
+
     fn take_info(&mut self, infos: Vec<LinkInfo>) {
         for info in infos {
             match info {
                 LinkInfo::Kind(InfoKind::Bridge) => self.bridge = true,
                 LinkInfo::Data(InfoData::Bridge(data)) => {
                     for value in data {
-                        if let InfoBridge::VlanFiltering(on) = value {
-                            self.vlan_filtering = on;
+                        match value {
+                            InfoBridge::VlanFiltering(on) => self.vlan_filtering = on,
+                            InfoBridge::StpState(state) => {
+                                self.spanning_tree = state != BridgeStpState::Disabled;
+                            }
+                            _ => {}
                         }
                     }
                 }
@@ -342,6 +362,7 @@ mod tests {
             up: true,
             master: 1,
             forwarding: true,
+            carrier: true,
             pvid,
             untagged: true,
             ..Link::default()
@@ -363,6 +384,10 @@ mod tests {
         assert!(port(bridge(true), Link { untagged: false, ..tap(10) }).is_err(), "tagged");
         assert!(port(bridge(false), Link { up: false, ..tap(1) }).is_err(), "down");
         assert!(port(Link { up: false, ..bridge(false) }, tap(1)).is_err(), "bridge down");
+        let off = Link { carrier: false, forwarding: false, ..tap(1) };
+        assert!(port(bridge(false), off.clone()).is_ok(), "no carrier yet");
+        let tree = Link { spanning_tree: true, ..bridge(false) };
+        assert!(port(tree, off).is_err(), "no carrier, and nobody knows");
         assert!(port(bridge(false), Link { forwarding: false, ..tap(1) }).is_err(), "blocked");
         assert!(port(bridge(false), Link { master: 0, ..tap(1) }).is_err(), "no bridge");
         assert!(port(Link { bridge: false, ..bridge(false) }, tap(1)).is_err(), "Open vSwitch");
