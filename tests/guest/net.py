@@ -290,12 +290,21 @@ class Net:
         found = json.loads(guest.run([f"{HERE}/shm", "list"]).out)
         return sum(one["kind"] == 1 for one in found)
 
+    def page(self, guest: Guest, number: int) -> str:
+        """A page of what the agent has written for a guest of Xen."""
+        return self.host.run(["xenstore-read", "-R", f"/local/domain/{guest.domid}/vmloop/page/{number}"]).out
+
+    def told(self, guest: Guest) -> dict[str, str]:
+        """All that the agent has written for a guest of Xen, by the first word of each line."""
+        pages = self.host.run(["xenstore-list", f"/local/domain/{guest.domid}/vmloop/page"]).out.split()
+        lines = [line.partition(" ") for page in pages for line in self.page(guest, int(page)).splitlines()[1:]]
+        return {word: rest for word, _, rest in lines}
+
     def left_behind(self, guest: Guest) -> list[str]:
         """What the host still has of vmloop for a guest that was detached."""
         if self.is_xen:
-            # That it was detached, its epoch, and the number of its directory, which is empty, stay there.
-            found = self.host.run(f"xenstore-list /local/domain/{guest.domid}/vmloop").out.split()
-            return [name for name in found if name not in ("detached", "directory", "epoch")]
+            # That it was detached, and its epoch, stay there.
+            return [word for word in self.told(guest) if word not in ("detached", "epoch")]
         devices = guest.qmp("qom-list", {"path": "/machine/peripheral"})
         return [one["name"] for one in devices if one["name"].startswith("vmloop")]
 

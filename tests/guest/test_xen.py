@@ -126,8 +126,7 @@ def messages(guest):
 def grants(net, reader, owner, ids):
     """All grants of the channel's region, read by the side that maps it from its descriptor."""
     tag = net.peers(reader)[owner.name].tag
-    told = net.host.run(["xenstore-read", f"/local/domain/{ids[reader.name]}/vmloop/channel/{tag}"]).out.split()
-    peer, side, wish, gref, _ = told
+    peer, side, wish, gref, _ = net.told(reader)[f"channel/{tag}"].split()
     assert (int(peer), side, wish) == (ids[owner.name], "1", "map")
     listed = reader.run([str(TOOLS / "grant"), "list", peer, gref]).out
     found = [int(line) for line in listed.split()]
@@ -168,14 +167,14 @@ def test_each_pair_has_pages_of_its_own(net, g1, g2, g3):
 def test_no_guest_reads_anothers_nodes(net, g1, g3):
     """Nor lists them; the guest itself and dom0 read the very same."""
     base = f"/local/domain/{g1.domid}"
-    nodes = ("vmloop/agent", "vmloop/directory", "data/vmloop/hello", "data/vmloop/address")
+    nodes = ("vmloop/page/0", "data/vmloop/hello", "data/vmloop/address")
     for node in nodes:
         own = g1.run(["xenstore-read", f"{base}/{node}"]).out
         assert own.strip()
         refused = g3.run(["xenstore-read", f"{base}/{node}"], check=False)
         assert refused.code != 0, f"{node} can be read"
         assert not refused.out
-    for node in ("vmloop", "vmloop/peer", "data/vmloop"):
+    for node in ("vmloop", "vmloop/page", "data/vmloop"):
         assert g1.run(["xenstore-list", f"{base}/{node}"]).out.split()
         refused = g3.run(["xenstore-list", f"{base}/{node}"], check=False)
         assert refused.code != 0, f"{node} can be listed"
@@ -185,8 +184,6 @@ def test_no_guest_reads_anothers_nodes(net, g1, g3):
 def test_no_guest_writes_what_dom0_says(net, g1, g3):
     """Not in its own directory, which it can read, nor in another's."""
     own, other = (f"/local/domain/{guest.domid}/vmloop" for guest in (g3, g1))
-    interface = f"peer/{g1.domid}/interface"
-    number = g3.run(["xenstore-list", f"{own}/{interface}"]).out.split()[0]
 
     def dom0():
         return [net.host.run(["xenstore-ls", "-f", path]).out for path in (own, other)]
@@ -198,12 +195,10 @@ def test_no_guest_writes_what_dom0_says(net, g1, g3):
     before = until(at_rest, 20 * net.slow, "dom0 has nothing more to say")
     assert g1.mac in before[0], "the directory is not where it was looked for"
     for words in (
-        ("write", f"{own}/agent", "1 0 1 1 1 1 0 65536 forged"),
-        ("write", f"{own}/{interface}/{number}", f"{g3.mac} {g3.mac} 0 1500"),
-        ("write", f"{own}/peer/1000", "0000000000000001 1 forged"),
-        ("write", f"{own}/channel/77", "1 1 map 1 1"),
+        ("write", f"{own}/page/0", "1 1\\nagent 1 0 1 1 1 1 0 65536 forged"),
+        ("write", f"{own}/page/1", "1 2\\nchannel/77 1 1 map 1 1"),
         ("write", f"{own}/new", "1"),
-        ("rm", f"{own}/directory"),
+        ("rm", f"{own}/page/0"),
         ("rm", own),
         ("chmod", own, f"n{g3.domid}"),
         ("write", f"{other}/new", "1"),
@@ -219,25 +214,57 @@ def test_no_guest_writes_what_dom0_says(net, g1, g3):
     g1.run("xenstore-exists data/vmloop/hello")
 
 
+def test_pages_of_one_state_only(net, g1, g2):
+    """A guest takes the pages of a directory together: never one of another state of them.
+
+    Nobody but the test writes them meanwhile. The second page is of another
+    state at first; once it is not, all that it says is there.
+    """
+    net.kill_agent()
+    head, *lines = net.page(g1, 0).splitlines()
+    generation, count = map(int, head.split())
+    assert count == 1, "three guests need no more"
+    known = next(line for line in lines if line.startswith(f"peer/{g2.domid}/interface/"))
+    _, own, _, *rest = known.split()
+    words = ("peer/4000/interface/0", own, "00:16:3e:99:99:99", *rest[:2])
+    more = ["peer/4000 00000000000000ff 0 stranger", " ".join(words)]
+
+    def write(number, head, lines):
+        text = "\\n".join([head, *lines])
+        net.host.run(["xenstore-write", f"/local/domain/{g1.domid}/vmloop/page/{number}", text])
+
+    before = net.peers(g1)
+    assert g2.name in before and "stranger" not in before
+    write(1, f"{generation + 7} 2", more)
+    write(0, f"{generation + 1} 2", lines)
+    # It looks several times at once, and again after a second.
+    apart = time.monotonic() + 2.5
+    while time.monotonic() < apart:
+        assert net.peers(g1).keys() == before.keys(), "pages of two states were taken together"
+    write(1, f"{generation + 1} 2", more)
+    until(lambda: "stranger" in net.peers(g1), 10 * net.slow, "the second page is read")
+    assert net.peers(g1).keys() == before.keys() | {"stranger"}
+    assert net.both_up(g1, g2), "channels work without an agent"
+    net.start_agent()
+    until(lambda: net.peers(g1).keys() == before.keys(), 10 * net.slow, "the agent's pages are read")
+    assert net.host.run(["xenstore-exists", f"/local/domain/{g1.domid}/vmloop/page/1"], check=False).code != 0
+    net.ensure()
+
+
 BEGIN = """
 set -e
 at=data/vmloop
 hello='1 0 00000000f0f0f0f0 0 forged 6.1'
+# Prints what stands behind the word in the first page, once it is there; a
+# pattern in the word is printed, too.
 wait_for() {
     tries=0
-    until xenstore-exists "$1" 2>/dev/null; do
+    until found=$(xenstore-read -R vmloop/page/0 2>/dev/null | sed -n "s,^$1 ,\\1 ,p" | head -n 1); [ -n "$found" ]; do
         tries=$((tries + 1))
         [ $tries -lt 200 ] || { echo "no $1 came" >&2; exit 1; }
         sleep 0.1
     done
-}
-wait_for_one() {
-    tries=0
-    until found=$(xenstore-list "$1" 2>/dev/null | head -n 1); [ -n "$found" ]; do
-        tries=$((tries + 1))
-        [ $tries -lt 200 ] || { echo "nothing came below $1" >&2; exit 1; }
-        sleep 0.1
-    done
+    echo $found
 }
 # The agent believes that modules are there, and reads on.
 say_hello() {
@@ -262,42 +289,40 @@ ATTACKS = {
     """,
     "forged_addresses": """
         say_hello
-        xenstore-write $at/address/0 "$MAC1 $IP1/24" $at/address/1 "$MAC2 $IP2/24" \
-            $at/address/2 "$MAC3 $IP1/24" $at/address/3 "$MAC3 $IP2/24" $at/address/4 "$MAC3 127.0.0.1/8" \
-            $at/address/5 "ff:ff:ff:ff:ff:ff 255.255.255.255/0" $at/address/6 "$MAC3 10.99.0.3/24" \
-            $at/address/7 nonsense
-        xenstore-write $at/address 8
+        xenstore-write $at/address/1 nonsense $at/address "17 $MAC1 $IP1/24 $MAC2 $IP2/24 $MAC3 $IP1/24 $MAC3 $IP2/24 \
+$MAC3 127.0.0.1/8 ff:ff:ff:ff:ff:ff 255.255.255.255/0 $MAC3 10.99.0.3/24"
     """,
     "hundred_addresses": """
         say_hello
         n=0
-        while [ $n -lt 100 ]; do
-            xenstore-write $at/address/$n "$MAC3 10.99.1.$n/24" $at/address/$((n + 1)) "$MAC1 10.99.2.$n/24"
-            n=$((n + 2))
+        while [ $n -lt 20 ]; do
+            many="$MAC3 10.99.$n.1/24 $MAC1 10.99.$n.2/24 $MAC3 10.99.$n.3/24 $MAC3 10.99.$n.4/24"
+            xenstore-write $at/address/$n "$many $many $many $many"
+            n=$((n + 1))
         done
         for count in 100 65 18446744073709551615 99999999999999999999 x; do
-            xenstore-write $at/address $count
+            xenstore-write $at/address "$count $many"
         done
     """,
     "long_values": """
         say_hello
         for length in 257 1900 4000; do
             long=$(head -c $length /dev/zero | tr '\\0' 5)
-            for node in address/0 want/$ID1 want/$ID2 channel/1 channel/2 stats nonsense hello; do
+            for node in address/1 want/$ID1 want/$ID2 channel/1 channel/2 stats nonsense hello; do
                 # XenStore itself refuses the longest.
                 xenstore-write $at/$node "$long" 2>/dev/null || [ $length -gt 1900 ] || exit
             done
             say_hello
-            xenstore-write $at/address 1
+            xenstore-write $at/address 17
         done
         xenstore-write $at/want/$ID1 "$(head -c 1900 /dev/zero | tr '\\0' 5)"
     """,
     "binary": """
         say_hello
-        for node in address/0 want/$ID1 want/$ID2 channel/1 channel/2 stats nonsense; do
+        for node in address/1 want/$ID1 want/$ID2 channel/1 channel/2 stats nonsense; do
             xenstore-write $at/$node '\\x00\\xff\\x0a\\x80%s%n'
         done
-        xenstore-write $at/address 1
+        xenstore-write $at/address 17
     """,
     "paths": """
         say_hello
@@ -317,11 +342,10 @@ ATTACKS = {
     """,
     "channel": """
         say_hello
-        wait_for vmloop/peer/$ID1
-        set -- $(xenstore-read vmloop/peer/$ID1)
-        xenstore-write $at/want/$ID1 "$1 1"
-        wait_for_one vmloop/channel
-        tag=$found
+        set -- $(wait_for "\\(peer\\)/$ID1")
+        xenstore-write $at/want/$ID1 "$2 1"
+        set -- $(wait_for 'channel/\\([0-9]*\\)')
+        tag=$1
         for word in explode 'offer x y' 'offer 4294967295 4294967295' up 'fail 99999999999' idle broken up closed \
             'fail 16'; do
             xenstore-write $at/channel/$tag "$word" $at/channel/$((tag + 1)) "$word" $at/channel/1 "$word"
@@ -367,7 +391,7 @@ ATTACKS = {
             n=$((n + 1))
             xenstore-rm $at 2>/dev/null || true
             say_hello
-            xenstore-write $at/address/0 "$MAC1 $IP1/24" $at/address 1 $at/want/x 1
+            xenstore-write $at/address "1 $MAC1 $IP1/24" $at/want/x 1
         done
     """,
 }

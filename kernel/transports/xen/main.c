@@ -110,13 +110,10 @@ int vmloop_xen_start(void)
 	int err;
 
 	vmloop_xen_channels_begin();
-	vmloop_xen_say_begin();
 	err = vmloop_xen_store_start();
-	if (!err)
-		return 0;
-	pr_err_ratelimited("vmloop_xen: cannot write data/vmloop in XenStore: error %d\n",
-			   -err);
-	vmloop_xen_say_end();
+	if (err)
+		pr_err_ratelimited("vmloop_xen: cannot write data/vmloop in XenStore: error %d\n",
+				   -err);
 	return err;
 }
 

@@ -19,6 +19,13 @@
 /* What XenStore would not take is told again. */
 #define SAY_AGAIN	HZ
 
+/* A question that is answered goes when nothing else is to be told. */
+#define SETTLE_AFTER	HZ
+
+/* Addresses in one node: well below what XenStore takes from a guest. */
+#define ADDRESSES_A_NODE	16
+#define ADDRESS_BYTES		72
+
 /* Channels whose counters are told, as many as dom0 looks at. */
 #define STATS_MAX	256
 
@@ -55,6 +62,7 @@ static DECLARE_DELAYED_WORK(say_work, say_work_fn);
 static struct vmloop_msg_address said_address[VMLOOP_ADVERTISE_MAX];
 static struct vmloop_msg_address new_address[VMLOOP_ADVERTISE_MAX];
 static u32 said_count;
+static bool has_said;
 
 static int complain(int err, const char *what)
 {
@@ -135,7 +143,8 @@ void vmloop_xen_wants_settle(bool (*settled)(u64 peer, const void *what),
 		if (want->ask || !settled(want->peer, what))
 			continue;
 		want->settled = true;
-		mod_delayed_work(vmloop_xen_queue, &say_work, 0);
+		/* Does nothing if more urgent things are to be told. */
+		queue_delayed_work(vmloop_xen_queue, &say_work, SETTLE_AFTER);
 	}
 	spin_unlock(&says_lock);
 }
@@ -203,25 +212,49 @@ void vmloop_xen_advertise(struct vmloop_transport *transport,
 	spin_unlock(&says_lock);
 }
 
-static int say_address(u32 index, const struct vmloop_msg_address *address)
+static size_t print_address(char *text, size_t size,
+			    const struct vmloop_msg_address *address)
 {
-	char node[12];
-
-	snprintf(node, sizeof(node), "%u", index);
-	if (address->family == VMLOOP_ADDR_IPV4)
-		return xenbus_printf(XBT_NIL, OURS "/address", node,
-				     "%pM %pI4/%u", address->mac, address->ip,
-				     address->prefix);
-	return xenbus_printf(XBT_NIL, OURS "/address", node, "%pM %pI6c/%u",
-			     address->mac, address->ip, address->prefix);
+	return address->family == VMLOOP_ADDR_IPV4 ?
+	       scnprintf(text, size, " %pM %pI4/%u", address->mac, address->ip,
+			 address->prefix) :
+	       scnprintf(text, size, " %pM %pI6c/%u", address->mac, address->ip,
+			 address->prefix);
 }
 
-/* Tells what is new; the count comes last and says that all is there. */
+/* Tells @count addresses, of which the first node says how many there are. */
+static int write_addresses(const struct vmloop_msg_address *address, u32 count)
+{
+	u32 first = rounddown(count ? count - 1 : 0, ADDRESSES_A_NODE);
+	size_t size = ADDRESSES_A_NODE * ADDRESS_BYTES;
+	size_t used;
+	char node[24];
+	char *text;
+	int err = 0;
+	u32 i;
+
+	text = kmalloc(size, GFP_KERNEL);
+	if (!text)
+		return -ENOMEM;
+	/* The first one last: it says that all is there. */
+	for (;; first -= ADDRESSES_A_NODE) {
+		used = first ? 0 : scnprintf(text, size, "%u", count);
+		for (i = first; i < min(count, first + ADDRESSES_A_NODE); i++)
+			used += print_address(text + used, size - used, &address[i]);
+		snprintf(node, sizeof(node), first ? "address/%u" : "address",
+			 first / ADDRESSES_A_NODE);
+		err = xenbus_write(XBT_NIL, OURS, node, text + !!first);
+		if (err || !first)
+			break;
+	}
+	kfree(text);
+	return err;
+}
+
 static int say_addresses(void)
 {
-	u32 count, i;
 	bool changed;
-	char node[12];
+	u32 count;
 	int err;
 
 	spin_lock(&says_lock);
@@ -230,35 +263,22 @@ static int say_addresses(void)
 	count = next_count;
 	memcpy(new_address, next_address, sizeof(new_address));
 	spin_unlock(&says_lock);
-	if (!changed || (count && count == said_count &&
+	if (!changed || (has_said && count == said_count &&
 			 !memcmp(new_address, said_address,
 				 count * sizeof(*new_address))))
 		return 0;
 
-	for (i = 0; i < count; i++) {
-		if (i < said_count && !memcmp(&new_address[i], &said_address[i],
-					      sizeof(new_address[i])))
-			continue;
-		err = say_address(i, &new_address[i]);
-		if (err)
-			goto err;
-		said_address[i] = new_address[i];
+	err = write_addresses(new_address, count);
+	if (err) {
+		spin_lock(&says_lock);
+		address_changed = true;
+		spin_unlock(&says_lock);
+		return complain(err, "our addresses");
 	}
-	for (i = count; i < said_count; i++) {
-		snprintf(node, sizeof(node), "%u", i);
-		xenbus_rm(XBT_NIL, OURS "/address", node);
-	}
-	err = xenbus_printf(XBT_NIL, OURS, "address", "%u", count);
-	if (err)
-		goto err;
+	memcpy(said_address, new_address, sizeof(said_address));
 	said_count = count;
+	has_said = true;
 	return 0;
-
-err:
-	spin_lock(&says_lock);
-	address_changed = true;
-	spin_unlock(&says_lock);
-	return complain(err, "our addresses");
 }
 
 static void say_work_fn(struct work_struct *work)
@@ -354,34 +374,40 @@ void vmloop_xen_say_stats(u32 cookie)
 /* Coming and going ------------------------------------------------------- */
 
 /**
- * vmloop_xen_hello() - begin to talk to dom0
- * @incarnation: what it has to echo
+ * vmloop_xen_say_begin() - say hello to dom0, and take what the core has to say
+ * @incarnation: what dom0 has to echo
  *
- * What an earlier life of ours said is taken back first.
+ * What an earlier life of ours said is taken back first. Addresses that the
+ * core has said before, as in a guest that was restored, go along.
  *
  * Context: process context, nothing is queued.
  * Return: 0 or a negative errno.
  */
-int vmloop_xen_hello(u64 incarnation)
+int vmloop_xen_say_begin(u64 incarnation)
 {
-	xenbus_rm(XBT_NIL, "data", "vmloop");
-	return xenbus_printf(XBT_NIL, OURS, "hello", "%u %u %016llx %llu %s %s",
-			     VMLOOP_SHM_MAJOR, VMLOOP_SHM_MINOR, incarnation,
-			     VMLOOP_FEATURES, VMLOOP_VERSION,
-			     init_utsname()->release);
-}
+	int err;
 
-/**
- * vmloop_xen_say_begin() - take what the core has to say
- *
- * Context: process context, nothing is queued.
- */
-void vmloop_xen_say_begin(void)
-{
-	said_count = 0;
+	xenbus_rm(XBT_NIL, "data", "vmloop");
+	has_said = false;
+	spin_lock(&says_lock);
+	address_changed = next_count > 0;
+	spin_unlock(&says_lock);
+	/* If it fails: it is told below. */
+	say_addresses();
+	err = xenbus_printf(XBT_NIL, OURS, "hello", "%u %u %016llx %llu %s %s",
+			    VMLOOP_SHM_MAJOR, VMLOOP_SHM_MINOR, incarnation,
+			    VMLOOP_FEATURES, VMLOOP_VERSION,
+			    init_utsname()->release);
+	if (err)
+		return err;
 	spin_lock(&says_lock);
 	open = true;
+	/* They may have changed while nobody was told. */
+	address_changed = next_count > 0 || has_said;
+	if (address_changed)
+		mod_delayed_work(vmloop_xen_queue, &say_work, 0);
 	spin_unlock(&says_lock);
+	return 0;
 }
 
 /**

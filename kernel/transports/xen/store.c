@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * store.c - what dom0 tells us: nodes below vmloop in XenStore, which we can
+ * store.c - what dom0 tells us: pages below vmloop in XenStore, which we can
  * read and watch and nobody but dom0 can write. docs/protocol.md, section 8.
  *
- * Owns the watch and what was read last. The watch runs in the kernel's
- * xenwatch thread and only queues a work of our queue, which reads everything
- * and hands it to the core and to the channels.
+ * Owns the watch and what was read last. Whatever changes, a work of our queue
+ * reads all pages and hands them to the core and to the channels. Each read is
+ * a trip to dom0 and back, so it is pages, of which mostly there is one.
  *
- * dom0 changes several nodes at once in a transaction, and with them always
- * the directory's generation. So what was read between two equal generations
- * belongs together. That needs no transaction of ours, in which XenStore lets
- * a guest touch only so many nodes.
+ * dom0 changes all pages at once, and numbers them anew each time. So what was
+ * read with one number belongs together. That needs no transaction of ours, in
+ * which XenStore lets a guest touch only so many nodes.
+ *
+ * Events of the watch are taken where they come in, by the thread that reads
+ * from XenStore: those that kernel threads hand on wait while a device of ours
+ * comes back after a migration, which takes dozens of trips.
  */
 #include <linux/random.h>
 #include <linux/slab.h>
@@ -20,11 +23,13 @@
 #include "xen.h"
 
 #define THEIRS		"vmloop"
+#define PAGES		THEIRS "/page"
 
-/* Longest value that is looked at, and most nodes in one place. */
-#define VALUE_MAX	1024
-#define PEERS_MAX	1024
-#define INTERFACES_MAX	64
+/* Longest page that is looked at, how many, and most of what is in them. */
+#define PAGE_BYTES_MAX	4096
+#define PAGES_MAX	1024
+#define ENTRIES_MAX	4096
+#define REFUSALS_MAX	1024
 #define CHANNELS_MAX	1024
 
 /* dom0 may be writing all the time; then we come back later. */
@@ -54,7 +59,8 @@ struct refusal {
 /**
  * struct snapshot - all that dom0 says, checked
  * @generation: of all that
- * @is_valid: there is a generation at all
+ * @pages: how many it is; 0 if there is nothing
+ * @peer: whose interfaces follow; its id is 0 before the first
  * @has_agent: the agent's node makes sense
  * @echo: the incarnation that the agent has seen of us
  * @ring_size: bytes of each ring of a new channel
@@ -67,7 +73,8 @@ struct refusal {
  */
 struct snapshot {
 	u64 generation;
-	bool is_valid;
+	u64 pages;
+	struct vmloop_msg_peer peer;
 	bool has_agent;
 	u64 echo;
 	u32 ring_size;
@@ -121,76 +128,42 @@ static void snapshot_free(struct snapshot *snapshot)
 	*snapshot = (struct snapshot){ };
 }
 
-static void ignore(const char *dir, const char *node)
+static void ignore(const char *line)
 {
 	atomic_inc(&vmloop_xen_ignored);
-	pr_warn_ratelimited("vmloop_xen: %s/%s in XenStore makes no sense: ignored\n",
-			    dir, node);
+	pr_warn_ratelimited("vmloop_xen: %.48s: makes no sense in XenStore: ignored\n",
+			    line);
 }
 
-/* Whether that only means that there is nothing. */
-static bool is_absent(long err)
-{
-	return err == -ENOENT || err == -EACCES;
-}
-
-/* A node's value, the caller's to kfree(); NULL if there is none. */
-static char *read_value(const char *dir, const char *node)
+/* A page of dom0's, the caller's to kfree(); NULL if there is none. */
+static char *read_page(u64 number)
 {
 	unsigned int length;
-	char *value;
+	char name[24];
+	char *page;
 
-	value = xenbus_read(XBT_NIL, dir, node, &length);
-	if (IS_ERR(value))
-		return is_absent(PTR_ERR(value)) ? NULL : value;
-	if (length <= VALUE_MAX)
-		return value;
-	kfree(value);
-	ignore(dir, node);
+	snprintf(name, sizeof(name), "%llu", number);
+	page = xenbus_read(XBT_NIL, PAGES, name, &length);
+	if (IS_ERR(page)) {
+		int err = PTR_ERR(page);
+
+		/* The latter before dom0 has made the place for us. */
+		return err == -ENOENT || err == -EACCES ? NULL : page;
+	}
+	if (length <= PAGE_BYTES_MAX)
+		return page;
+	kfree(page);
+	ignore(PAGES);
 	return NULL;
 }
 
-/* The nodes in a place; *@name is the caller's to kfree(). */
-static int read_names(const char *dir, const char *node, unsigned int most,
-		      char ***name, unsigned int *count)
-{
-	*count = 0;
-	*name = xenbus_directory(XBT_NIL, dir, node, count);
-	if (IS_ERR(*name)) {
-		int err = PTR_ERR(*name);
-
-		*name = NULL;
-		*count = 0;
-		return is_absent(err) ? 0 : err;
-	}
-	if (*count > most) {
-		ignore(dir, node);
-		*count = most;
-	}
-	return 0;
-}
-
-/* A name that is the number of a domain that can be a peer; 0 if it is not. */
+/* A number of a domain that can be a peer; 0 if it is not. */
 static domid_t peer_of(const char *name)
 {
 	u64 peer;
 
 	return vmloop_xen_number(&name, DOMID_FIRST_RESERVED - 1, &peer) ?
 	       peer : 0;
-}
-
-static int read_generation(u64 *generation, bool *is_valid)
-{
-	char *value = read_value(THEIRS, "directory");
-	const char *at = value;
-
-	*generation = 0;
-	*is_valid = false;
-	if (IS_ERR_OR_NULL(value))
-		return PTR_ERR_OR_ZERO(value);
-	*is_valid = vmloop_xen_number(&at, U64_MAX, generation);
-	kfree(value);
-	return 0;
 }
 
 static bool parse_agent(const char *at, struct snapshot *snapshot)
@@ -213,19 +186,6 @@ static bool parse_agent(const char *at, struct snapshot *snapshot)
 	welcome->idle_ms = idle_ms;
 	snapshot->ring_size = ring_size;
 	return true;
-}
-
-static int read_agent(struct snapshot *snapshot)
-{
-	char *value = read_value(THEIRS, "agent");
-
-	if (IS_ERR_OR_NULL(value))
-		return PTR_ERR_OR_ZERO(value);
-	snapshot->has_agent = parse_agent(value, snapshot);
-	if (!snapshot->has_agent)
-		ignore(THEIRS, "agent");
-	kfree(value);
-	return 0;
 }
 
 static bool parse_peer(const char *at, struct vmloop_msg_peer *entry)
@@ -271,58 +231,6 @@ static bool parse_interface(const char *at, struct vmloop_msg_peer *entry)
 	return true;
 }
 
-static int read_interface(struct snapshot *snapshot, const char *dir,
-			  const char *name, const struct vmloop_msg_peer *peer)
-{
-	struct vmloop_msg_peer *entry;
-	char *value;
-	int err = 0;
-
-	value = read_value(dir, name);
-	if (IS_ERR_OR_NULL(value))
-		return PTR_ERR_OR_ZERO(value);
-	entry = pile_add(&snapshot->entry, sizeof(*entry));
-	if (entry) {
-		*entry = *peer;
-		if (!parse_interface(value, entry)) {
-			snapshot->entry.count--;
-			ignore(dir, name);
-		}
-	} else {
-		err = -ENOMEM;
-	}
-	kfree(value);
-	return err;
-}
-
-static int read_peer(struct snapshot *snapshot, const char *name)
-{
-	struct vmloop_msg_peer peer = { .id = peer_of(name) };
-	unsigned int count, i;
-	char **interface;
-	char dir[48];
-	char *value;
-	bool good;
-	int err;
-
-	value = read_value(THEIRS "/peer", name);
-	if (IS_ERR_OR_NULL(value))
-		return PTR_ERR_OR_ZERO(value);
-	good = peer.id && parse_peer(value, &peer);
-	kfree(value);
-	if (!good) {
-		ignore(THEIRS "/peer", name);
-		return 0;
-	}
-
-	snprintf(dir, sizeof(dir), THEIRS "/peer/%llu/interface", peer.id);
-	err = read_names(dir, "", INTERFACES_MAX, &interface, &count);
-	for (i = 0; !err && i < count; i++)
-		err = read_interface(snapshot, dir, interface[i], &peer);
-	kfree(interface);
-	return err;
-}
-
 static bool parse_refusal(const char *at, struct refusal *refusal)
 {
 	u64 reason, retry_ms;
@@ -334,29 +242,6 @@ static bool parse_refusal(const char *at, struct refusal *refusal)
 	refusal->reason = reason;
 	refusal->retry_ms = retry_ms;
 	return true;
-}
-
-static int read_refusal(struct snapshot *snapshot, const char *name)
-{
-	struct refusal *refusal;
-	char *value;
-	int err = 0;
-
-	value = read_value(THEIRS "/refused", name);
-	if (IS_ERR_OR_NULL(value))
-		return PTR_ERR_OR_ZERO(value);
-	refusal = pile_add(&snapshot->refusal, sizeof(*refusal));
-	if (refusal) {
-		refusal->peer = peer_of(name);
-		if (!refusal->peer || !parse_refusal(value, refusal)) {
-			snapshot->refusal.count--;
-			ignore(THEIRS "/refused", name);
-		}
-	} else {
-		err = -ENOMEM;
-	}
-	kfree(value);
-	return err;
 }
 
 /* Whether the agent speaks to us, in a way that we understand. */
@@ -421,89 +306,190 @@ static bool parse_channel(const char *name, const char *at, u64 own,
 	       told->wish != (side ? VMLOOP_XEN_MAKE : VMLOOP_XEN_MAP);
 }
 
-static int read_channel(struct snapshot *snapshot, const char *name)
+/* Each of these returns 0 or a negative errno; what makes no sense is ignored. */
+static int take_agent(struct snapshot *snapshot, const char *at, const char *line)
 {
-	struct vmloop_xen_told *told;
-	char *value;
-	int err = 0;
-
-	value = read_value(THEIRS "/channel", name);
-	if (IS_ERR_OR_NULL(value))
-		return PTR_ERR_OR_ZERO(value);
-	told = pile_add(&snapshot->told, sizeof(*told));
-	if (told) {
-		if (!parse_channel(name, value, own_id(snapshot), told)) {
-			snapshot->told.count--;
-			ignore(THEIRS "/channel", name);
-		}
-	} else {
-		err = -ENOMEM;
-	}
-	kfree(value);
-	return err;
+	snapshot->has_agent = parse_agent(at, snapshot);
+	if (!snapshot->has_agent)
+		ignore(line);
+	return 0;
 }
 
-static int read_cookie(struct snapshot *snapshot)
+static int take_cookie(struct snapshot *snapshot, const char *at, const char *line)
 {
-	char *value = read_value(THEIRS, "stats");
-	const char *at = value;
 	u64 cookie;
 
-	if (IS_ERR_OR_NULL(value))
-		return PTR_ERR_OR_ZERO(value);
 	snapshot->has_cookie = vmloop_xen_number(&at, U32_MAX, &cookie);
 	if (snapshot->has_cookie)
 		snapshot->cookie = cookie;
 	else
-		ignore(THEIRS, "stats");
-	kfree(value);
+		ignore(line);
 	return 0;
 }
 
-static int read_each(struct snapshot *snapshot, const char *node,
-		     unsigned int most,
-		     int (*one)(struct snapshot *snapshot, const char *name))
+/* @name is PEER or PEER/interface/N. */
+static int take_peer(struct snapshot *snapshot, char *name, const char *at,
+		     const char *line)
 {
-	unsigned int count, i;
-	char **name;
-	int err;
+	struct vmloop_msg_peer *peer = &snapshot->peer;
+	char *rest = strchr(name, '/');
+	struct vmloop_msg_peer *entry;
 
-	err = read_names(THEIRS, node, most, &name, &count);
-	/* A directory can be long, and whoever suspends us waits. */
-	for (i = 0; !err && i < count; i++)
-		err = READ_ONCE(is_deaf) ? -ECANCELED : one(snapshot, name[i]);
-	kfree(name);
+	if (!rest) {
+		*peer = (struct vmloop_msg_peer){ .id = peer_of(name) };
+		if (peer->id && parse_peer(at, peer))
+			return 0;
+		peer->id = 0;
+		ignore(line);
+		return 0;
+	}
+	*rest = '\0';
+	if (!peer->id || peer->id != peer_of(name) ||
+	    snapshot->entry.count == ENTRIES_MAX) {
+		ignore(line);
+		return 0;
+	}
+	entry = pile_add(&snapshot->entry, sizeof(*entry));
+	if (!entry)
+		return -ENOMEM;
+	*entry = *peer;
+	if (!parse_interface(at, entry)) {
+		snapshot->entry.count--;
+		ignore(line);
+	}
+	return 0;
+}
+
+static int take_refusal(struct snapshot *snapshot, const char *name,
+			const char *at, const char *line)
+{
+	struct refusal *refusal;
+
+	if (snapshot->refusal.count == REFUSALS_MAX) {
+		ignore(line);
+		return 0;
+	}
+	refusal = pile_add(&snapshot->refusal, sizeof(*refusal));
+	if (!refusal)
+		return -ENOMEM;
+	refusal->peer = peer_of(name);
+	if (!refusal->peer || !parse_refusal(at, refusal)) {
+		snapshot->refusal.count--;
+		ignore(line);
+	}
+	return 0;
+}
+
+static int take_channel(struct snapshot *snapshot, const char *name,
+			const char *at, const char *line)
+{
+	struct vmloop_xen_told *told;
+
+	if (snapshot->told.count == CHANNELS_MAX) {
+		ignore(line);
+		return 0;
+	}
+	told = pile_add(&snapshot->told, sizeof(*told));
+	if (!told)
+		return -ENOMEM;
+	if (!parse_channel(name, at, own_id(snapshot), told)) {
+		snapshot->told.count--;
+		ignore(line);
+	}
+	return 0;
+}
+
+static int take_line(struct snapshot *snapshot, const char *line)
+{
+	const char *at = line;
+	char word[64];
+	char *name;
+
+	/* Whatever begins otherwise is a newer agent's, or its own note. */
+	if (!vmloop_xen_word(&at, word, sizeof(word)))
+		return 0;
+	name = strchr(word, '/');
+	if (name)
+		*name++ = '\0';
+	if (!name && !strcmp(word, "agent"))
+		return take_agent(snapshot, at, line);
+	if (name && !strcmp(word, "channel"))
+		return own_id(snapshot) ?
+		       take_channel(snapshot, name, at, line) : 0;
+	/* What it said to an earlier life of ours is of no use. */
+	if (!is_for_us(snapshot))
+		return 0;
+	if (name && !strcmp(word, "peer"))
+		return take_peer(snapshot, name, at, line);
+	if (name && !strcmp(word, "refused"))
+		return take_refusal(snapshot, name, at, line);
+	if (!name && !strcmp(word, "stats"))
+		return take_cookie(snapshot, at, line);
+	return 0;
+}
+
+/* Whether that is what was read last, and there was an agent then. */
+static bool is_old(const struct snapshot *snapshot)
+{
+	return agent_is_here && has_seen && snapshot->pages &&
+	       snapshot->generation == seen_generation;
+}
+
+/*
+ * Takes the next page. Returns 0, a negative errno, or 1 if it is not of those
+ * that were read before.
+ */
+static int take_page(struct snapshot *snapshot, u64 number)
+{
+	u64 generation, pages;
+	char *page, *line;
+	const char *at;
+	char *left;
+	int err = 0;
+
+	page = read_page(number);
+	if (IS_ERR_OR_NULL(page))
+		return page ? PTR_ERR(page) : number > 0;
+	left = page;
+	line = strsep(&left, "\n");
+	at = line;
+	if (!vmloop_xen_number(&at, U64_MAX, &generation) ||
+	    !vmloop_xen_number(&at, PAGES_MAX, &pages) || !pages) {
+		ignore(line);
+		err = number > 0;
+		goto out;
+	}
+	if (!number) {
+		snapshot->generation = generation;
+		snapshot->pages = pages;
+	}
+	if (generation != snapshot->generation || pages != snapshot->pages) {
+		err = 1;
+		goto out;
+	}
+	/* One change comes as several events: most find nothing new. */
+	if (is_old(snapshot))
+		goto out;
+	while (!err && (line = strsep(&left, "\n")))
+		err = take_line(snapshot, line);
+out:
+	kfree(page);
 	return err;
 }
 
 /* Returns 0, a negative errno, or 1 if dom0 wrote meanwhile. */
-static int read_all(struct snapshot *snapshot)
+static int take_all(struct snapshot *snapshot)
 {
-	u64 generation;
-	bool is_valid;
+	u64 number = 0;
 	int err;
 
-	err = read_generation(&snapshot->generation, &snapshot->is_valid);
-	if (!err)
-		err = read_agent(snapshot);
-	/* What it said to an earlier life of ours is of no use. */
-	if (!err && is_for_us(snapshot)) {
-		err = read_each(snapshot, "peer", PEERS_MAX, read_peer);
-		if (!err)
-			err = read_each(snapshot, "refused", PEERS_MAX,
-					read_refusal);
-		if (!err)
-			err = read_cookie(snapshot);
-	}
-	if (!err && own_id(snapshot))
-		err = read_each(snapshot, "channel", CHANNELS_MAX,
-				read_channel);
-	if (!err)
-		err = read_generation(&generation, &is_valid);
-	if (err)
-		return err;
-	return generation != snapshot->generation ||
-	       is_valid != snapshot->is_valid;
+	do {
+		err = take_page(snapshot, number);
+		/* It can be many, and whoever suspends us waits. */
+		if (!err && READ_ONCE(is_deaf))
+			err = -ECANCELED;
+	} while (!err && !is_old(snapshot) && ++number < snapshot->pages);
+	return err;
 }
 
 /* Handing on ------------------------------------------------------------- */
@@ -613,25 +599,18 @@ static void look_work_fn(struct work_struct *work)
 {
 	struct snapshot snapshot = { };
 	unsigned int tries;
-	u64 generation;
-	bool is_valid;
-	int err;
+	int err = 0;
 
-	/* One change comes as many events: most find nothing new. */
-	err = read_generation(&generation, &is_valid);
-	if (!err && agent_is_here && has_seen && is_valid &&
-	    generation == seen_generation)
-		return;
 	for (tries = 0; !err && tries < TRIES; tries++) {
-		err = read_all(&snapshot);
-		if (!err) {
-			has_seen = snapshot.is_valid;
+		err = take_all(&snapshot);
+		if (!err && !is_old(&snapshot)) {
+			has_seen = snapshot.pages;
 			seen_generation = snapshot.generation;
 			hand_on(&snapshot);
 			return;
 		}
 		snapshot_free(&snapshot);
-		if (err == -ECANCELED)
+		if (!err || err == -ECANCELED)
 			return;
 		if (err > 0)
 			err = 0;
@@ -644,16 +623,25 @@ static void look_work_fn(struct work_struct *work)
 
 /* Coming and going ------------------------------------------------------- */
 
-static void changed(struct xenbus_watch *watch, const char *path,
+/* Under a spin lock of the kernel's. Returns whether to call the next one. */
+static bool changed(struct xenbus_watch *watch, const char *path,
 		    const char *token)
 {
 	mod_delayed_work(vmloop_xen_queue, &look_work, 0);
+	return false;
+}
+
+/* Not called; without one there can be no watch. */
+static void changed_later(struct xenbus_watch *watch, const char *path,
+			  const char *token)
+{
 }
 
 static struct xenbus_watch watch = {
 	/* Relative: below /local/domain/ID, whatever our ID is today. */
 	.node = THEIRS,
-	.callback = changed,
+	.will_handle = changed,
+	.callback = changed_later,
 };
 
 /**
@@ -672,13 +660,15 @@ int vmloop_xen_store_start(void)
 	has_seen = false;
 	WRITE_ONCE(is_deaf, false);
 
-	err = vmloop_xen_hello(incarnation);
+	err = vmloop_xen_say_begin(incarnation);
 	if (err)
 		return err;
 	/* Fires once when it is set, so nothing is missed. */
 	err = register_xenbus_watch(&watch);
-	if (err)
+	if (err) {
+		vmloop_xen_say_end();
 		xenbus_rm(XBT_NIL, "data", "vmloop");
+	}
 	return err;
 }
 

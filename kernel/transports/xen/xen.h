@@ -160,7 +160,6 @@ void vmloop_xen_store_deaf(void);
 void vmloop_xen_store_stop(void);
 
 /* say.c; queue */
-int vmloop_xen_hello(u64 incarnation);
 int vmloop_xen_say_channel(u32 tag, const char *word);
 void vmloop_xen_forget_channel(u32 tag);
 void vmloop_xen_say_stats(u32 cookie);
@@ -172,7 +171,7 @@ int vmloop_xen_request(struct vmloop_transport *transport, u64 peer, u64 epoch,
 void vmloop_xen_advertise(struct vmloop_transport *transport,
 			  const struct vmloop_msg_address *address, u32 count);
 /* say.c; process context */
-void vmloop_xen_say_begin(void);
+int vmloop_xen_say_begin(u64 incarnation);
 void vmloop_xen_say_end(void);
 
 #endif /* VMLOOP_XEN_H */

@@ -14,7 +14,8 @@ use vmloop_abi::message::{AgentMessage, ChannelState, DirectoryEntry, GuestMessa
 use vmloop_abi::shm;
 use vmloop_api::Problem;
 
-use super::nodes::{self, Hello, Link, Nodes, Said};
+use super::nodes::{self, Hello, Link, Said};
+use super::pages::{self, Lines, Written};
 use super::store::{Error, Store, Subscription, Transaction};
 use super::{Domain, home};
 use crate::broker::Event;
@@ -38,6 +39,9 @@ const COUNTED: usize = 256;
 const TRIES: u32 = 10;
 /// When XenStore is full, or odd: when to try again.
 const AGAIN: Duration = Duration::from_secs(1);
+/// For how long what is to be written is gathered: the broker's answers come one
+/// by one, and each transaction takes several trips to xenstored.
+const GATHER: Duration = Duration::from_millis(4);
 /// How long a guest may take to let go of a channel that lost its other end.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -106,7 +110,7 @@ pub struct Task {
 /// What stands in XenStore about a domain.
 struct Present {
     machine: Machine,
-    nodes: Nodes,
+    written: Written,
     hello: Option<Hello>,
 }
 
@@ -136,23 +140,6 @@ fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Reads nodes below `path`, by relative path.
-async fn subtree(store: &Store, path: &str) -> Result<Nodes, Error> {
-    let mut nodes = Nodes::new();
-    let mut left = VecDeque::from([String::new()]);
-    while let Some(above) = left.pop_front() {
-        let full = if above.is_empty() { path.to_owned() } else { format!("{path}/{above}") };
-        for name in store.directory(&full).await? {
-            let below = if above.is_empty() { name } else { format!("{above}/{name}") };
-            if let Some(value) = store.text(&format!("{path}/{below}")).await? {
-                nodes.insert(below.clone(), value);
-            }
-            left.push_back(below);
-        }
-    }
-    Ok(nodes)
-}
-
 /// Interfaces of a domain, from their backends, which only dom0 can write.
 async fn nics(store: &Store, domain: Domain) -> Result<Vec<Nic>, Error> {
     let path = format!("/local/domain/0/backend/vif/{domain}");
@@ -170,24 +157,24 @@ async fn nics(store: &Store, domain: Domain) -> Result<Vec<Nic>, Error> {
 }
 
 /// Reads `epoch`: the domain's epoch, and the incarnation that was welcomed.
-fn parse_epoch(nodes: &Nodes) -> Option<(u64, u64)> {
-    let (epoch, incarnation) = nodes.get("epoch")?.split_once(' ')?;
+fn parse_epoch(lines: &Lines) -> Option<(u64, u64)> {
+    let (epoch, incarnation) = lines.get("epoch")?.split_once(' ')?;
     Some((nodes::random(epoch).filter(|epoch| *epoch != 0)?, nodes::random(incarnation)?))
 }
 
-/// Channels in a subtree of ours.
-fn parse_links(nodes: &Nodes) -> BTreeMap<u32, Link> {
-    nodes
+/// Channels in a guest's pages.
+fn parse_links(lines: &Lines) -> BTreeMap<u32, Link> {
+    lines
         .iter()
-        .filter_map(|(path, value)| {
-            Some((nodes::tag(path.strip_prefix("channel/")?)?, Link::parse(value)?))
+        .filter_map(|(word, rest)| {
+            Some((nodes::tag(word.strip_prefix("channel/")?)?, Link::parse(rest)?))
         })
         .collect()
 }
 
 /// Epoch of a peer, as the guest was told it.
-fn peer_epoch(nodes: &Nodes, peer: u64) -> Option<u64> {
-    nodes::random(nodes.get(&format!("peer/{peer}"))?.split(' ').next()?)
+fn peer_epoch(lines: &Lines, peer: u64) -> Option<u64> {
+    nodes::random(lines.get(&format!("peer/{peer}"))?.split(' ').next()?)
 }
 
 fn store_problem(error: &Error) -> Problem {
@@ -214,7 +201,7 @@ impl Task {
         let uuid = uuid.trim_start_matches("/vm/").to_ascii_lowercase();
         let uuid = uuid.chars().any(|c| c.is_ascii_hexdigit() && c != '0').then_some(uuid);
         let kind = store.text(&format!("/libxl/{}/type", self.domain)).await?;
-        let nodes = subtree(store, &format!("{home}/vmloop")).await?;
+        let written = pages::read(&store.begin().await?, &format!("{home}/vmloop")).await?;
         let hello = match store.read(&format!("{home}/data/vmloop/hello")).await {
             Ok(value) => Hello::parse(&value),
             Err(error) if error.is_not_found() => None,
@@ -226,10 +213,10 @@ impl Task {
             kind_name: format!("xen-{}", kind.as_deref().unwrap_or("domain")),
             pid: 0,
             id: self.domain.into(),
-            epoch: parse_epoch(&nodes).map_or_else(random, |(epoch, _)| epoch),
+            epoch: parse_epoch(&written.lines).map_or_else(random, |(epoch, _)| epoch),
             nics: nics(store, self.domain).await?,
         };
-        Ok(Present { machine, nodes, hello })
+        Ok(Present { machine, written, hello })
     }
 
     async fn attach_and_serve(self) -> Result<(), Problem> {
@@ -244,13 +231,13 @@ impl Task {
             ours.watch(&format!("/local/domain/0/backend/vif/{}", self.domain)).await
         };
         watched.await.map_err(|error| store_problem(&error))?;
-        let Present { machine, nodes, hello } = match self.present().await {
+        let Present { machine, written, hello } = match self.present().await {
             Ok(present) => present,
             Err(Failed::Gone) => return Err(gone()),
             Err(Failed::Store(error)) => return Err(store_problem(&error)),
         };
 
-        if nodes.contains_key("detached") && !self.include {
+        if written.lines.contains_key("detached") && !self.include {
             let name = machine.name.clone();
             let event = Event::Excluded { key: self.key, machine: Box::new(machine) };
             // Fails only when the agent ends.
@@ -261,8 +248,8 @@ impl Task {
 
         // Channels of a guest whose modules were started again are lost.
         let incarnation = hello.as_ref().map_or(0, |hello| hello.incarnation);
-        let saved = parse_epoch(&nodes).map_or(0, |(_, incarnation)| incarnation);
-        let links = parse_links(&nodes);
+        let saved = parse_epoch(&written.lines).map_or(0, |(_, incarnation)| incarnation);
+        let links = parse_links(&written.lines);
         let alive = |link: &Link| {
             incarnation != 0 && incarnation == saved && link.task != nodes::Task::Close
         };
@@ -270,7 +257,7 @@ impl Task {
             .iter()
             .map(|(tag, link)| {
                 // An epoch of 0 is nobody's.
-                let epoch = peer_epoch(&nodes, link.peer).filter(|_| alive(link));
+                let epoch = peer_epoch(&written.lines, link.peer).filter(|_| alive(link));
                 Found { tag: *tag, peer: link.peer, epoch: epoch.unwrap_or(0) }
             })
             .collect();
@@ -319,8 +306,7 @@ impl Task {
             cookie: None,
             counting: false,
             shutdown: String::new(),
-            generation: nodes.get("directory").and_then(|text| nodes::number(text)).unwrap_or(0),
-            written: nodes,
+            written,
             flushed: false,
             dirty: true,
             ending: Vec::new(),
@@ -382,9 +368,8 @@ struct Serving {
     /// Whether they have not come yet.
     counting: bool,
     shutdown: String,
-    generation: u64,
-    /// What stands in the subtree.
-    written: Nodes,
+    /// What stands in its pages.
+    written: Written,
     flushed: bool,
     dirty: bool,
     ending: Vec<(u32, Instant, oneshot::Sender<()>)>,
@@ -411,12 +396,17 @@ impl Serving {
         let mut flushes = Bucket::new(20.0, 40.0);
         let mut throttled = None;
         let mut retry = None;
+        let mut gather = None;
         loop {
             self.end_channels();
-            if self.dirty && retry.is_none() && self.may_flush() {
-                retry = flushes.take(Instant::now()).err();
+            let now = Instant::now();
+            if self.dirty && self.may_flush() && retry.is_none() && gather.is_none() {
+                match flushes.take(now) {
+                    Ok(()) => gather = Some(now + GATHER),
+                    Err(when) => retry = Some(when),
+                }
             }
-            if self.dirty && retry.is_none() && self.may_flush() {
+            if gather.take_if(|until| *until <= now).is_some() && self.may_flush() {
                 match self.flush().await {
                     Ok(()) => {
                         for done in self.cleared.drain(..) {
@@ -435,7 +425,7 @@ impl Serving {
                 }
             }
             let deadline = self.ending.iter().map(|(_, until, _)| *until).min();
-            let wake = [throttled, retry, deadline].into_iter().flatten().min();
+            let wake = [throttled, retry, gather, deadline].into_iter().flatten().min();
             let store = self.task.store.clone();
             tokio::select! {
                 biased;
@@ -585,13 +575,14 @@ impl Serving {
     // ---- our subtree
 
     /// Whether enough is known: a guest that was there before the agent must
-    /// not find its directory empty in between.
+    /// not find its directory empty in between, and the broker is about to answer
+    /// one that has just begun.
     fn may_flush(&self) -> bool {
-        self.entries.is_some() && (self.incarnation == 0 || self.welcomed || self.flushed)
+        self.entries.is_some() && (self.incarnation == 0 || self.welcomed)
     }
 
-    fn desired(&self) -> Nodes {
-        let mut all = Nodes::new();
+    fn desired(&self) -> Lines {
+        let mut all = Lines::new();
         let epoch = self.epoch;
         let echo = if self.welcomed { self.incarnation } else { 0 };
         all.insert("epoch".into(), format!("{epoch:016x} {echo:016x}"));
@@ -635,58 +626,35 @@ impl Serving {
 
     async fn flush(&mut self) -> Result<(), Failed> {
         let desired = self.desired();
-        self.replace(desired).await?;
+        if !self.flushed || desired != self.written.lines {
+            self.written = self.replace(desired).await?;
+        }
         self.flushed = true;
         self.dirty = false;
         Ok(())
     }
 
-    /// Makes the subtree what it should be, all at once.
-    async fn replace(&mut self, desired: Nodes) -> Result<(), Failed> {
-        let mut now = std::mem::take(&mut self.written);
-        now.remove("directory");
-        let (gone, new) = nodes::changes(&now, &desired);
-        let generation = self.generation + 1;
-        let result = self.transact(&gone, &new, generation).await;
-        if result.is_ok() {
-            self.generation = generation;
-            self.written = desired;
-        } else {
-            self.written = now;
-        }
-        result
-    }
-
-    async fn transact(
-        &self,
-        gone: &[String],
-        new: &[(String, String)],
-        generation: u64,
-    ) -> Result<(), Failed> {
-        for attempt in 0.. {
+    /// Has its pages say something else, all at once.
+    async fn replace(&self, lines: Lines) -> Result<Written, Failed> {
+        let mut attempt = 0;
+        loop {
             let transaction = self.task.store.begin().await?;
-            let made = match self.write(&transaction, gone, new, generation).await {
-                Ok(()) => transaction.commit().await.map_err(Failed::from),
+            let made = match self.write(&transaction, lines.clone()).await {
+                Ok(written) => transaction.commit().await.map(|()| written).map_err(Failed::from),
                 Err(failed) => Err(failed),
             };
             match made {
                 Err(Failed::Store(error)) if error.is_conflict() && attempt < TRIES => {
                     // Others get their turn.
                     sleep(Duration::from_millis(1 << attempt.min(6))).await;
+                    attempt += 1;
                 }
                 other => return other,
             }
         }
-        Ok(())
     }
 
-    async fn write(
-        &self,
-        transaction: &Transaction,
-        gone: &[String],
-        new: &[(String, String)],
-        generation: u64,
-    ) -> Result<(), Failed> {
+    async fn write(&self, transaction: &Transaction, lines: Lines) -> Result<Written, Failed> {
         // A write would bring back what the end of the domain has removed.
         if !transaction.exists(&self.home).await? {
             return Err(Failed::Gone);
@@ -705,26 +673,16 @@ impl Serving {
                 transaction.permit(&data, &[&owner]).await?;
             }
         }
-        for path in gone {
-            transaction.remove(&format!("{root}/{path}")).await?;
-        }
-        for (path, value) in new {
-            transaction.write(&format!("{root}/{path}"), value).await?;
-        }
-        transaction.write(&format!("{root}/directory"), &generation.to_string()).await?;
-        Ok(())
+        let generation = self.written.generation.wrapping_add(1);
+        Ok(pages::write(transaction, &root, &self.written, lines, generation).await?)
     }
 
     /// Leaves only the note that the guest is to be left alone.
     async fn leave(&mut self) {
         let epoch = format!("{:016x} {:016x}", self.epoch, 0);
-        let desired = Nodes::from([("epoch".into(), epoch), ("detached".into(), "1".into())]);
-        // With the empty nodes that lead nowhere any more.
-        for node in ["channel", "peer", "refused"] {
-            self.written.entry(node.into()).or_default();
-        }
-        match self.replace(desired).await {
-            Ok(()) | Err(Failed::Gone) => {}
+        let lines = Lines::from([("epoch".into(), epoch), ("detached".into(), "1".into())]);
+        match self.replace(lines).await {
+            Ok(_) | Err(Failed::Gone) => {}
             Err(Failed::Store(error)) => warn!(guest = self.name, %error, "detach"),
         }
     }
@@ -908,24 +866,19 @@ impl Serving {
 
     async fn look_at_addresses(&mut self) -> Result<(), Error> {
         let Some(value) = self.read("address").await? else { return Ok(()) };
-        let count = nodes::words(&value).and_then(|words| nodes::number::<usize>(words.first()?));
-        let Some(count) = count else {
+        let Some((count, mut list)) = nodes::addresses(&value) else {
             self.malformed("address");
             return Ok(());
         };
         let count = count.min(ADDRESSES);
-        let mut list = Vec::new();
-        // Counted from 0 or 1.
-        for at in 0..=count {
-            if list.len() == count {
-                break;
-            }
+        for at in 1..count.div_ceil(nodes::ADDRESSES) {
             let Some(value) = self.read(&format!("address/{at}")).await? else { continue };
-            match nodes::address(&value) {
-                Some(address) => list.push(address),
-                None => self.malformed("an address"),
+            match nodes::more_addresses(&value) {
+                Some(more) => list.extend(more),
+                None => self.malformed("addresses"),
             }
         }
+        list.truncate(count);
         self.hear(GuestMessage::Advertise(list)).await;
         Ok(())
     }

@@ -9,6 +9,7 @@
 pub mod channel;
 pub mod guest;
 pub mod nodes;
+pub mod pages;
 pub mod store;
 
 use std::collections::BTreeSet;
@@ -88,15 +89,14 @@ pub async fn goodbye(store: &Store) {
         for domain in domains(store).await? {
             let root = format!("{}/vmloop", home(domain));
             let transaction = store.begin().await?;
-            let path = format!("{root}/directory");
-            if !transaction.exists(&path).await? {
+            let now = pages::read(&transaction, &root).await?;
+            let mut lines = now.lines.clone();
+            if lines.remove("agent").is_none() {
                 continue;
             }
             // Far from what its task may write at the same time.
-            let before = String::from_utf8(transaction.read(&path).await?).unwrap_or_default();
-            let generation = nodes::number::<u64>(&before).unwrap_or(0).wrapping_add(1000);
-            transaction.remove(&format!("{root}/agent")).await?;
-            transaction.write(&path, &generation.to_string()).await?;
+            let generation = now.generation.wrapping_add(1000);
+            pages::write(&transaction, &root, &now, lines, generation).await?;
             match transaction.commit().await {
                 // A domain that ends, or an agent that was about to write.
                 Err(error) if error.is_conflict() => {}

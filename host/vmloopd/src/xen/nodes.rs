@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What stands in XenStore's nodes (docs/protocol.md, section 8): reading
-//! what guests wrote, which may be anything, and writing what they read.
+//! What stands in XenStore (docs/protocol.md, section 8): reading what guests
+//! wrote, which may be anything, and the lines that they read.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,10 +9,13 @@ use std::net::IpAddr;
 use vmloop_abi::message::{Address, ChannelState, Counters, DirectoryEntry, TAG_MAX};
 use vmloop_abi::shm;
 
+use super::pages::Lines;
 use crate::machine::{format_mac, parse_mac};
 
 /// Longest value of a guest's that is looked at.
-pub const VALUE_MAX: usize = 256;
+pub const VALUE_MAX: usize = 1024;
+/// Addresses in one value of a guest's.
+pub const ADDRESSES: usize = 16;
 /// Longest word of text that is kept.
 const WORD_MAX: usize = 63;
 
@@ -110,10 +113,24 @@ impl Said {
     }
 }
 
-/// Reads `address/N` of a guest.
-pub fn address(value: &[u8]) -> Option<Address> {
+/// Reads `address` of a guest: how many there are, and the first of them.
+pub fn addresses(value: &[u8]) -> Option<(usize, Vec<Address>)> {
     let words = words(value)?;
-    let [mac, address, ..] = words[..] else { return None };
+    let (count, rest) = words.split_first()?;
+    Some((number(count)?, pairs(rest)?))
+}
+
+/// Reads `address/N` of a guest.
+pub fn more_addresses(value: &[u8]) -> Option<Vec<Address>> {
+    pairs(&words(value)?)
+}
+
+fn pairs(words: &[&str]) -> Option<Vec<Address>> {
+    words.chunks(2).take(ADDRESSES).map(address).collect()
+}
+
+fn address(words: &[&str]) -> Option<Address> {
+    let [mac, address] = words else { return None };
     let (ip, prefix) = address.split_once('/')?;
     let ip: IpAddr = ip.parse().ok()?;
     let prefix: u8 = number(prefix)?;
@@ -237,11 +254,8 @@ impl fmt::Display for Agent {
     }
 }
 
-/// Nodes below a guest's `vmloop`, by relative path.
-pub type Nodes = BTreeMap<String, String>;
-
-/// The nodes of a directory.
-pub fn directory(entries: &[DirectoryEntry], nodes: &mut Nodes) {
+/// The lines of a directory.
+pub fn directory(entries: &[DirectoryEntry], lines: &mut Lines) {
     let mut interfaces: BTreeMap<u64, usize> = BTreeMap::new();
     for entry in entries {
         let peer = format!("peer/{}", entry.id);
@@ -259,34 +273,10 @@ pub fn directory(entries: &[DirectoryEntry], nodes: &mut Nodes) {
         for address in entry.ips.iter().take(shm::VMLOOP_PEER_IPS) {
             text.push_str(&format!(" {}/{}", address.ip, address.prefix));
         }
-        nodes.insert(format!("{peer}/interface/{at}"), text);
+        lines.insert(format!("{peer}/interface/{at}"), text);
         *at += 1;
-        nodes.insert(peer, format!("{:016x} {} {}", entry.epoch, entry.tag, word(&entry.name)));
+        lines.insert(peer, format!("{:016x} {} {}", entry.epoch, entry.tag, word(&entry.name)));
     }
-}
-
-/// What has to change for `now` to become `then`: nodes to remove with all
-/// below them, and nodes to write.
-pub fn changes(now: &Nodes, then: &Nodes) -> (Vec<String>, Vec<(String, String)>) {
-    let mut gone: Vec<String> = Vec::new();
-    for path in now.keys().filter(|path| !then.contains_key(*path)) {
-        let below = |above: &String| {
-            path.strip_prefix(above.as_str()).is_some_and(|rest| rest.starts_with('/'))
-        };
-        // A node that only leads to others has no value of its own.
-        let leads = then.keys().any(|other| {
-            other.strip_prefix(path.as_str()).is_some_and(|rest| rest.starts_with('/'))
-        });
-        if !leads && !gone.iter().any(below) {
-            gone.push(path.clone());
-        }
-    }
-    let new = then
-        .iter()
-        .filter(|(path, value)| now.get(*path) != Some(value))
-        .map(|(path, value)| (path.clone(), value.clone()))
-        .collect();
-    (gone, new)
 }
 
 #[cfg(test)]
@@ -294,10 +284,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    fn nodes(list: &[(&str, &str)]) -> Nodes {
-        list.iter().map(|(path, value)| ((*path).into(), (*value).into())).collect()
-    }
 
     #[test]
     fn what_guests_write() {
@@ -314,13 +300,18 @@ mod tests {
         for bad in ["offer 8", "offer -1 2", "offer 4294967296 1", "maybe", ""] {
             assert_eq!(Said::parse(bad.as_bytes()), None, "{bad}");
         }
-        let one = address(b"00:16:3e:00:00:01 10.0.0.1/24").expect("an address");
-        assert_eq!((one.mac[1], one.prefix), (0x16, 24));
-        assert!(address(b"00:16:3e:00:00:01 fd00::1/64").is_some());
-        for bad in
-            ["00:16:3e:00:00:01 10.0.0.1/33", "00:16:3e:00:00:01 10.0.0.1", "x 10.0.0.1/24", "x"]
+        let (mac, both) = ("00:16:3e:00:00:01", "10.0.0.1/24 00:16:3e:00:00:01 fd00::1/64");
+        let (count, all) = addresses(format!("17 {mac} {both}").as_bytes()).expect("some");
+        assert_eq!((count, all.len(), all[0].mac[1], all[1].prefix), (17, 2, 0x16, 64));
+        assert_eq!(more_addresses(format!("{mac} {both}").as_bytes()), Some(all));
+        assert_eq!(addresses(b"0"), Some((0, Vec::new())));
+        for bad in ["00:16:3e:00:00:01 10.0.0.1/33", "00:16:3e:00:00:01 10.0.0.1", "x 10.0.0.1/24"]
         {
-            assert_eq!(address(bad.as_bytes()), None, "{bad}");
+            assert_eq!(more_addresses(bad.as_bytes()), None, "{bad}");
+            assert_eq!(addresses(format!("1 {bad}").as_bytes()), None, "{bad}");
+        }
+        for bad in ["", "x", "-1", "1 00:16:3e:00:00:01"] {
+            assert_eq!(addresses(bad.as_bytes()), None, "{bad}");
         }
         assert_eq!(want(b"00000000000000ff 2"), Some((255, 2)));
         assert_eq!(counters(b"1 2 3 4 5 6 7"), None);
@@ -344,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_as_nodes() {
+    fn a_directory_as_lines() {
         let entry = |id, last| DirectoryEntry {
             id,
             epoch: 1,
@@ -358,7 +349,7 @@ mod tests {
             name: "g 2".into(),
             ips: vec![Address { mac: [0; 6], ip: IpAddr::from([10, 0, 0, last]), prefix: 24 }],
         };
-        let mut all = Nodes::new();
+        let mut all = Lines::new();
         directory(&[entry(5, 2), entry(5, 3), entry(6, 4)], &mut all);
         assert_eq!(all["peer/5"], "0000000000000001 3 g_2");
         assert_eq!(
@@ -376,39 +367,17 @@ mod tests {
         );
     }
 
-    #[test]
-    fn only_what_changes() {
-        let now = nodes(&[
-            ("agent", "a"),
-            ("peer", ""),
-            ("peer/5", "x"),
-            ("peer/5/interface", ""),
-            ("peer/5/interface/0", "y"),
-            ("peer/55", "z"),
-            ("refused", ""),
-        ]);
-        let then = nodes(&[("agent", "b"), ("peer/55", "z"), ("channel/1", "c")]);
-        let (gone, new) = changes(&now, &then);
-        assert_eq!(gone, ["peer/5", "refused"]);
-        assert_eq!(new.len(), 2);
-        assert_eq!(changes(&then, &then), (Vec::new(), Vec::new()));
-        // One interface of two, with nodes in between that have no value.
-        let then = nodes(&[("peer/5", "x"), ("peer/5/interface/1", "y")]);
-        let (gone, _) = changes(&now, &then);
-        assert_eq!(gone, ["agent", "peer/5/interface/0", "peer/55", "refused"]);
-    }
-
     proptest! {
         #[test]
-        fn no_value_does_harm(value in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let _ = (Hello::parse(&value), Said::parse(&value), address(&value));
+        fn no_value_does_harm(value in proptest::collection::vec(any::<u8>(), 0..1100)) {
+            let _ = (Hello::parse(&value), Said::parse(&value), addresses(&value));
             let _ = (want(&value), counters(&value));
         }
 
         #[test]
         fn no_words_do_harm(value in "[0-9a-f/:. +-]{0,60}") {
             let value = value.as_bytes();
-            let _ = (Hello::parse(value), address(value), want(value), counters(value));
+            let _ = (Hello::parse(value), addresses(value), want(value), counters(value));
         }
     }
 }

@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
-use tracing::{debug, error};
+use tokio::time::Instant;
+use tracing::{debug, error, trace};
 use vmloop_abi::readiness::readable_and_writable;
 
 /// Longest payload of a message.
@@ -227,9 +228,11 @@ impl Store {
         if payload.len() > PAYLOAD_MAX {
             return Err(Error::TooLong(what.into()));
         }
+        let began = Instant::now();
         let (answer, answered) = oneshot::channel();
         self.post(kind, transaction, payload, Some(answer))?;
         let (of, payload) = answered.await.map_err(|_| Error::Closed)?;
+        trace!(kind, what, ms = began.elapsed().as_millis(), "answered");
         if of == kind {
             return Ok(payload);
         }
@@ -253,11 +256,7 @@ impl Store {
     /// # Errors
     /// [`Error`], except that there is no such node.
     pub async fn text(&self, path: &str) -> Result<Option<String>, Error> {
-        match self.read(path).await {
-            Ok(value) => Ok(Some(String::from_utf8_lossy(&value).into_owned())),
-            Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(error),
-        }
+        text(self.read(path).await)
     }
 
     /// Names of a node's children, if they fit one answer; none if it is not
@@ -375,6 +374,14 @@ async fn read(store: &Store, transaction: u32, path: &str) -> Result<Vec<u8>, Er
     store.request(kind::READ, transaction, path, &strings(&[path])).await
 }
 
+fn text(value: Result<Vec<u8>, Error>) -> Result<Option<String>, Error> {
+    match value {
+        Ok(value) => Ok(Some(String::from_utf8_lossy(&value).into_owned())),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 async fn remove(store: &Store, transaction: u32, path: &str) -> Result<(), Error> {
     match store.request(kind::RM, transaction, path, &strings(&[path])).await {
         Ok(_) => Ok(()),
@@ -400,16 +407,20 @@ impl Transaction {
         read(&self.store, self.id, path).await
     }
 
+    /// The same as text, of whatever encoding; None if it is not there.
+    ///
+    /// # Errors
+    /// [`Error`], except that there is no such node.
+    pub async fn text(&self, path: &str) -> Result<Option<String>, Error> {
+        text(self.read(path).await)
+    }
+
     /// Whether a node is there.
     ///
     /// # Errors
     /// [`Error`]
     pub async fn exists(&self, path: &str) -> Result<bool, Error> {
-        match self.read(path).await {
-            Ok(_) => Ok(true),
-            Err(error) if error.is_not_found() => Ok(false),
-            Err(error) => Err(error),
-        }
+        self.text(path).await.map(|found| found.is_some())
     }
 
     /// Sets a node's value; makes it, and those above it, if need be.

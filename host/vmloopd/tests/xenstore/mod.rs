@@ -69,8 +69,8 @@ pub struct State {
     pub conflicts: u32,
     /// Writes of the agent's fail with this.
     pub full: Option<&'static str>,
-    /// Nodes that were removed, each with all below it.
-    pub removed: Vec<String>,
+    /// All that was written to nodes, and to which.
+    pub written: Vec<(String, String)>,
     /// Watches fire late: not at all.
     pub mute: bool,
     /// Children of a node that fit one answer.
@@ -162,6 +162,8 @@ impl State {
                 let node = self.nodes.get_mut(path).expect("the node");
                 node.value.clone_from(value);
                 node.generation = generation;
+                let text = String::from_utf8_lossy(value).into_owned();
+                self.written.push((path.clone(), text));
                 path
             }
             Change::Permit(path, permissions) => {
@@ -175,7 +177,6 @@ impl State {
                 writable(self.nodes.get(path).ok_or("ENOENT")?)?;
                 let parent = above(path).expect("not the root").to_owned();
                 self.nodes.get_mut(&parent).expect("its parent").generation = generation;
-                self.removed.push(path.clone());
                 let gone: Vec<_> =
                     self.nodes.keys().filter(|other| is_below(other, path)).cloned().collect();
                 for other in &gone {
@@ -216,14 +217,16 @@ impl State {
         }
     }
 
-    /// Guests look only when `directory` is another one than before.
+    /// Guests look only when the generation is another one than before.
     fn check_generation(&self, path: &str, then: &BTreeMap<String, Node>) {
         let parts: Vec<&str> = path.split('/').collect();
         if let ["", "local", "domain", domain, "vmloop", ..] = parts[..] {
-            let node = format!("/local/domain/{domain}/vmloop/directory");
-            let value =
-                |nodes: &BTreeMap<String, Node>| nodes.get(&node).map(|node| node.value.clone());
-            assert_ne!(value(then), value(&self.nodes), "{path}");
+            let page = format!("/local/domain/{domain}/vmloop/page/0");
+            let head = |nodes: &BTreeMap<String, Node>| {
+                let page = nodes.get(&page)?;
+                page.value.split(|byte| *byte == b'\n').next().map(<[u8]>::to_vec)
+            };
+            assert_ne!(head(then), head(&self.nodes), "{path}");
         }
     }
 
@@ -591,15 +594,6 @@ impl Xenstored {
         self.state().nodes[path].permissions.join(" ")
     }
 
-    pub fn children(&self, path: &str) -> Vec<String> {
-        if let Some(mut real) = self.real() {
-            let mut names = real.children(path);
-            names.sort();
-            return names;
-        }
-        State::children(&self.state().nodes, path)
-    }
-
     /// All nodes at and below a path.
     pub fn below(&self, path: &str) -> Vec<String> {
         if let Some(mut real) = self.real() {
@@ -728,20 +722,54 @@ impl<'a> Modules<'a> {
     }
 
     pub fn advertise(&self, addresses: &[&str]) {
-        for (at, address) in addresses.iter().enumerate() {
-            self.say(&format!("address/{at}"), address);
+        let mut nodes = addresses.chunks(16).map(|some| some.join(" ")).enumerate();
+        let first = nodes.next().map(|(_, some)| some).unwrap_or_default();
+        for (at, some) in nodes {
+            self.say(&format!("address/{at}"), &some);
         }
-        self.say("address", &addresses.len().to_string());
+        self.say("address", format!("{} {first}", addresses.len()).trim_end());
     }
 
-    /// What the agent wrote for it.
-    pub fn told(&self, path: &str) -> Option<String> {
-        let path = format!("/local/domain/{}/vmloop/{path}", self.domain);
-        self.store.read(self.domain, &path).ok()
+    /// What the agent wrote for it, by first words.
+    pub fn lines(&self) -> BTreeMap<String, String> {
+        let root = format!("/local/domain/{}/vmloop/page", self.domain);
+        loop {
+            let page = |number| self.store.read(self.domain, &format!("{root}/{number}"));
+            let Ok(first) = page(0) else { return BTreeMap::new() };
+            let (head, _) = first.split_once('\n').unwrap_or((&first, ""));
+            let count: usize = head.split(' ').nth(1).expect("a count").parse().expect("a number");
+            let all: Vec<_> = (0..count).map(page).collect();
+            // Of another state of them: it has just been written.
+            if !all.iter().flatten().all(|page| page.lines().next() == Some(head))
+                || all.iter().any(Result::is_err)
+            {
+                continue;
+            }
+            let lines = all.iter().flatten().flat_map(|page| page.lines().skip(1));
+            let two = lines.map(|line| line.split_once(' ').expect("two words"));
+            return two.map(|(word, rest)| (word.to_owned(), rest.to_owned())).collect();
+        }
     }
 
-    pub fn list(&self, path: &str) -> Vec<String> {
-        self.store.children(&format!("/local/domain/{}/vmloop/{path}", self.domain))
+    /// Which state of its pages it is.
+    pub fn generation(&self) -> Option<String> {
+        let page = format!("/local/domain/{}/vmloop/page/0", self.domain);
+        let page = self.store.read(self.domain, &page).ok()?;
+        page.split(' ').next().map(str::to_owned)
+    }
+
+    /// One line of that.
+    pub fn told(&self, word: &str) -> Option<String> {
+        self.lines().remove(word)
+    }
+
+    /// What follows `about/` in the first words.
+    pub fn list(&self, about: &str) -> Vec<String> {
+        let name = |word: &String| {
+            let name = word.strip_prefix(about)?.strip_prefix('/')?;
+            (!name.contains('/')).then(|| name.to_owned())
+        };
+        self.lines().keys().filter_map(name).collect()
     }
 
     /// Words of `agent`, if it answers this incarnation.
