@@ -152,9 +152,11 @@ class XenHosts(MovingHost):
         return len(host.run([XL, "list"]).out.splitlines()) - 2
 
     def resumed(self, guest: Guest) -> float:
+        # The last thing that xl says before it has the domain go on. What it says behind that can come seconds
+        # late: the domain runs already, and wants the CPU as well. Of a PV domain nothing else is said.
         log = guest.lab.directory / guest.name / guest.own_file("xl.log")
         found = re.search(
-            rf"^(\d+\.\d+) (?:migration target: Domain started|{ARRIVED})",
+            rf"^(\d+\.\d+) (?:migration target: Got permission|{ARRIVED})",
             log.read_text(errors="replace"),
             re.MULTILINE,
         )

@@ -7,6 +7,7 @@ Run inside dom0, by what Python the outside has; uses nothing else of the lab.
     relay.py feed PORT PIDFILE COMMAND...     wait for a caller, run COMMAND with what it sends in a pipe as stdin;
                                               say "arrived" to it if that ends well
     relay.py connect PORT HOST ...            be stdin and stdout of who listens there; other words are ignored
+    relay.py stamp                            copy lines, each behind the time at which it came
 
 ``xl migrate`` and ``xl migrate-receive`` talk in both directions, ``xl save`` and
 ``xl restore`` in one.
@@ -17,6 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 CHUNK = 1 << 20
 ARRIVED = b"arrived\n"
@@ -83,11 +85,19 @@ def copy_back(line: socket.socket) -> None:
     os.close(1)
 
 
+def stamp() -> None:
+    """Copy lines, each behind the time in seconds since the epoch. On a busy host a program for each would be late."""
+    for line in sys.stdin:
+        print(f"{time.time():.6f} {line}", end="", flush=True)
+
+
 if __name__ == "__main__":
-    what, port, *rest = sys.argv[1:]
+    what, *rest = sys.argv[1:]
     if what == "listen":
-        listen(int(port), rest[0], rest[1:])
+        listen(int(rest[0]), rest[1], rest[2:])
     elif what == "feed":
-        sys.exit(feed(int(port), rest[0], rest[1:]))
+        sys.exit(feed(int(rest[0]), rest[1], rest[2:]))
+    elif what == "connect":
+        connect(int(rest[0]), rest[1])
     else:
-        connect(int(port), rest[0])
+        stamp()

@@ -203,13 +203,12 @@ class Xen(HostKind):
             f"{inside}/{guest.own_file(name)}" for name in ("xl.cfg", "start.sh", "xl.log", "status", "domids")
         )
         if incoming:
-            # Xen's tools say when the domain has begun to run, but not at what time.
+            # Xen's tools say what they do, but not when.
             receive = f"listen {spec.migration_port} receive.pid {XL} migrate-receive -e"
             if spec.machine == "pv":
                 receive = f"feed {spec.migration_port} receive.pid {XL} restore -e /dev/stdin"
             begin = f"""\
-{{ /usr/bin/python3 {RELAY} {receive} 2>&1 && echo {ARRIVED}; }} |
-        while read -r line; do echo "$(date +%s.%N) $line"; done >{log}
+{{ /usr/bin/python3 {RELAY} {receive} 2>&1 && echo {ARRIVED}; }} | /usr/bin/python3 {RELAY} stamp >{log}
     rm -f receive.pid
     {XL} domid {spec.name} >>{domids} 2>>{log}"""
             ready = "-s receive.pid"

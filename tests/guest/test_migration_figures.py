@@ -102,7 +102,10 @@ def test_when_a_domain_went_on_is_read_from_what_xl_said(tmp_path):
     log.write_text("1700000000.5 xc: info: Restoring domain\n")
     with pytest.raises(VmlabError, match="has not arrived on host2"):
         HOSTS["xen"].resumed(guest)
-    for line in ("1700000002.5 vmlab: it has arrived", "1700000001.25 migration target: Domain started successsfully."):
+    for line in (
+        "1700000002.5 vmlab: it has arrived",
+        "1700000001.25 migration target: Got permission, starting domain.",
+    ):
         log.write_text(f"{line}\n1700000003.5 vmlab: it has arrived\n")
         assert HOSTS["xen"].resumed(guest) == float(line.split()[0])
 

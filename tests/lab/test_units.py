@@ -462,6 +462,14 @@ def test_the_relay_joins_two_programs(tmp_path):
     there = relay("feed", port, pid, "exit 3")
     assert subprocess.run(connect, input=bytes(3_000_000), capture_output=True, timeout=20, check=False).stdout == b""
     assert there.wait(10) == 3
+    # As what a migration says is kept with the time of each line.
+    began = time.time()
+    stamped = subprocess.run(
+        [sys.executable, str(RELAY), "stamp"], input="a b\n\nc", capture_output=True, timeout=20, check=True, text=True
+    )
+    lines = [line.partition(" ") for line in stamped.stdout.split("\n")]
+    assert [rest for _, _, rest in lines] == ["a b", "", "c"]
+    assert all(began <= float(at) <= time.time() for at, _, _ in lines)
     # Nobody listens any more.
     again = subprocess.run(connect, input=b"x", capture_output=True, timeout=20, check=False)
     assert again.returncode and b"refused" in again.stderr

@@ -57,7 +57,7 @@ class Dom0:
         for name, text in (("xl", FAKE_XL), ("xenstore-watch", FAKE_WATCH)):
             (top / name).write_text(text)
             (top / name).chmod(0o755)
-        for name in ("events", "lab/g1/console.log", "log/x", "consoles/x"):
+        for name in ("events", "seen", "lab/g1/console.log", "log/x", "consoles/x"):
             (top / name).parent.mkdir(parents=True, exist_ok=True)
             (top / name).touch()
         self.status = top / "lab/g1/status"
