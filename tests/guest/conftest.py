@@ -41,6 +41,7 @@ ON_XEN = {
     "test_unloaded_modules_hold_nothing",
     "test_no_guest_reads_anothers_nodes",
     "test_no_guest_writes_what_dom0_says",
+    "test_pages_of_one_state_only",
     "test_each_pair_has_pages_of_its_own",
     "test_peer_that_stands_still",
     "test_policy_takes_the_channel_away",

@@ -251,6 +251,22 @@ def test_pages_of_one_state_only(net, g1, g2):
     net.ensure()
 
 
+def test_more_addresses_than_one_node_has(net, g3):
+    """Forty are told in three nodes of sixteen at most, and all are taken back."""
+
+    def listed():
+        guests = {guest["name"]: guest for guest in net.listing()["guests"]}
+        return {ip.partition("/")[0] for ip in guests["g3"]["ips"]}
+
+    before = listed()
+    assert g3.ip in before
+    more = {f"10.98.7.{n}" for n in range(1, 41)}
+    g3.run("n=0; while [ $n -lt 40 ]; do n=$((n + 1)); ip addr add 10.98.7.$n/24 dev eth0; done")
+    until(lambda: listed() == before | more, 20 * net.slow, "the agent knows all")
+    g3.run("ip addr flush to 10.98.7.0/24 dev eth0")
+    until(lambda: listed() == before, 20 * net.slow, "the agent knows that they are gone")
+
+
 BEGIN = """
 set -e
 at=data/vmloop

@@ -58,7 +58,8 @@ static bool address_changed;
 static void say_work_fn(struct work_struct *work);
 static DECLARE_DELAYED_WORK(say_work, say_work_fn);
 
-/* Used by the queue only. */
+/* Used by the queue, and while nothing is queued. */
+static bool is_said = true;	/* what an earlier life of ours said, too */
 static struct vmloop_msg_address said_address[VMLOOP_ADVERTISE_MAX];
 static struct vmloop_msg_address new_address[VMLOOP_ADVERTISE_MAX];
 static u32 said_count;
@@ -374,6 +375,22 @@ void vmloop_xen_say_stats(u32 cookie)
 /* Coming and going ------------------------------------------------------- */
 
 /**
+ * vmloop_xen_unsay() - take back all that was said, if anything was
+ *
+ * Context: process context, nothing is queued.
+ */
+void vmloop_xen_unsay(void)
+{
+	int err;
+
+	if (!is_said)
+		return;
+	err = xenbus_rm(XBT_NIL, "data", "vmloop");
+	/* If it fails: again before the next hello. */
+	is_said = err && err != -ENOENT;
+}
+
+/**
  * vmloop_xen_say_begin() - say hello to dom0, and take what the core has to say
  * @incarnation: what dom0 has to echo
  *
@@ -387,7 +404,8 @@ int vmloop_xen_say_begin(u64 incarnation)
 {
 	int err;
 
-	xenbus_rm(XBT_NIL, "data", "vmloop");
+	vmloop_xen_unsay();
+	is_said = true;
 	has_said = false;
 	spin_lock(&says_lock);
 	address_changed = next_count > 0;

@@ -667,7 +667,7 @@ int vmloop_xen_store_start(void)
 	err = register_xenbus_watch(&watch);
 	if (err) {
 		vmloop_xen_say_end();
-		xenbus_rm(XBT_NIL, "data", "vmloop");
+		vmloop_xen_unsay();
 	}
 	return err;
 }
@@ -692,7 +692,7 @@ void vmloop_xen_store_deaf(void)
  */
 void vmloop_xen_store_stop(void)
 {
-	xenbus_rm(XBT_NIL, "data", "vmloop");
+	vmloop_xen_unsay();
 	if (agent_is_here)
 		vmloop_agent_gone(&vmloop_xen_transport);
 	agent_is_here = false;

@@ -11,6 +11,9 @@
  *	thaw	after a checkpoint, or if the rest failed: still the same domain
  *	restore	in another domain, on this host or another
  *
+ * We go on early: our device is the last of all, and each before asks dom0 many
+ * things first. XenStore is not there yet then, but whoever asks waits for that.
+ *
  * Context: Xen's come from the kernel's xenwatch thread, while processes are
  * frozen. No watch is called until it returns, so nothing here waits for one.
  * Neither our queue nor the core's is frozen; XenStore and the network work
@@ -34,6 +37,9 @@ static void begin_work_fn(struct work_struct *work)
 {
 	struct delayed_work *again = to_delayed_work(work);
 
+	/* Queued again while it ran. */
+	if (running)
+		return;
 	if (moved)
 		vmloop_xen_store_forget();
 	moved = false;
@@ -75,11 +81,14 @@ static int arrive(struct device *dev)
 
 static const struct dev_pm_ops pm_ops = {
 	.suspend = leave,
-	.resume = stay,
+	.resume_early = stay,
 	.freeze = leave,
-	.thaw = stay,
+	.thaw_early = stay,
 	.poweroff = leave,
-	.restore = arrive,
+	.restore_early = arrive,
+	/* Called alone where another device would not be suspended. */
+	.resume = stay,
+	.thaw = stay,
 };
 
 static struct platform_driver driver = {

@@ -172,6 +172,7 @@ void vmloop_xen_advertise(struct vmloop_transport *transport,
 			  const struct vmloop_msg_address *address, u32 count);
 /* say.c; process context */
 int vmloop_xen_say_begin(u64 incarnation);
+void vmloop_xen_unsay(void);
 void vmloop_xen_say_end(void);
 
 #endif /* VMLOOP_XEN_H */

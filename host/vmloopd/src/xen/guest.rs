@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use tokio::join;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, warn};
@@ -655,26 +656,37 @@ impl Serving {
     }
 
     async fn write(&self, transaction: &Transaction, lines: Lines) -> Result<Written, Failed> {
+        let root = format!("{}/vmloop", self.home);
+        let generation = self.written.generation.wrapping_add(1);
+        let writing = async {
+            if !self.flushed {
+                self.make(transaction, &root).await?;
+            }
+            pages::write(transaction, &root, &self.written, lines, generation).await
+        };
         // A write would bring back what the end of the domain has removed.
-        if !transaction.exists(&self.home).await? {
+        // XenStore does one thing after the other, so both may be on their way.
+        let (there, written) = join!(biased; transaction.exists(&self.home), writing);
+        if !there? {
             return Err(Failed::Gone);
         }
-        let root = format!("{}/vmloop", self.home);
-        if !self.flushed {
-            // What is made below it later has the same permissions.
-            let reader = format!("r{}", self.task.domain);
-            transaction.make(&root).await?;
-            transaction.permit(&root, &["n0", &reader]).await?;
-            // The toolstack has made this one already, as a rule.
-            let data = format!("{}/data", self.home);
-            if !transaction.exists(&data).await? {
-                let owner = format!("n{}", self.task.domain);
-                transaction.make(&data).await?;
-                transaction.permit(&data, &[&owner]).await?;
-            }
+        Ok(written?)
+    }
+
+    /// Makes what the guest and we write below.
+    async fn make(&self, transaction: &Transaction, root: &str) -> Result<(), Error> {
+        // What is made below it later has the same permissions.
+        let reader = format!("r{}", self.task.domain);
+        transaction.make(root).await?;
+        transaction.permit(root, &["n0", &reader]).await?;
+        // The toolstack has made this one already, as a rule.
+        let data = format!("{}/data", self.home);
+        if !transaction.exists(&data).await? {
+            let owner = format!("n{}", self.task.domain);
+            transaction.make(&data).await?;
+            transaction.permit(&data, &[&owner]).await?;
         }
-        let generation = self.written.generation.wrapping_add(1);
-        Ok(pages::write(transaction, &root, &self.written, lines, generation).await?)
+        Ok(())
     }
 
     /// Leaves only the note that the guest is to be left alone.
@@ -776,8 +788,8 @@ impl Serving {
         if all || hello {
             let before = self.announced.then_some(self.incarnation);
             self.look_at_hello().await?;
-            // Whoever begins is looked at from the beginning.
-            all |= self.announced && before != Some(self.incarnation);
+            // Whoever begins has said nothing else yet.
+            addresses |= self.announced && before != Some(self.incarnation);
         }
         if self.incarnation == 0 {
             return Ok(());
