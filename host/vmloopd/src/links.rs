@@ -51,8 +51,8 @@ pub struct Link {
     pub isolated: bool,
     /// port: whether it forwards
     pub forwarding: bool,
-    /// whether somebody is at its other end
-    pub carrier: bool,
+    /// whether somebody is at its other end, and the kernel has taken note
+    pub running: bool,
     /// port, or bridge for itself: VLAN that untagged frames enter; 0 for none
     pub pvid: u16,
     /// port: whether frames of that VLAN leave untagged
@@ -198,7 +198,7 @@ impl Links {
     fn take(&mut self, message: LinkMessage) {
         let mut link = Link {
             up: message.header.flags.contains(LinkFlags::Up),
-            carrier: message.header.flags.contains(LinkFlags::LowerUp),
+            running: message.header.flags.contains(LinkFlags::Running),
             ..Link::default()
         };
         for attribute in message.attributes {
@@ -234,10 +234,12 @@ impl Links {
 impl Link {
     /// Whether a port only waits for its carrier, as that of a guest which Xen
     /// has just restored does: it forwards the moment that its guest has found
-    /// its backend again, if nobody else decides (`br_port_carrier_check()` in
-    /// Linux' net/bridge/br_if.c).
+    /// its backend again, if nobody else decides. The kernel changes both under
+    /// one lock, so a port is never seen between them
+    /// (`br_port_carrier_check()` in Linux' net/bridge/br_if.c, for which a
+    /// carrier is what makes an interface `IFF_RUNNING`).
     fn forwards_at_once(&self, bridge: &Link) -> bool {
-        !self.carrier && !bridge.spanning_tree
+        !self.running && !bridge.spanning_tree
     }
 
     fn take_info(&mut self, infos: Vec<LinkInfo>) {
@@ -362,7 +364,7 @@ mod tests {
             up: true,
             master: 1,
             forwarding: true,
-            carrier: true,
+            running: true,
             pvid,
             untagged: true,
             ..Link::default()
@@ -384,7 +386,7 @@ mod tests {
         assert!(port(bridge(true), Link { untagged: false, ..tap(10) }).is_err(), "tagged");
         assert!(port(bridge(false), Link { up: false, ..tap(1) }).is_err(), "down");
         assert!(port(Link { up: false, ..bridge(false) }, tap(1)).is_err(), "bridge down");
-        let off = Link { carrier: false, forwarding: false, ..tap(1) };
+        let off = Link { running: false, forwarding: false, ..tap(1) };
         assert!(port(bridge(false), off.clone()).is_ok(), "no carrier yet");
         let tree = Link { spanning_tree: true, ..bridge(false) };
         assert!(port(tree, off).is_err(), "no carrier, and nobody knows");
