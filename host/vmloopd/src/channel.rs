@@ -175,17 +175,6 @@ impl Task {
     }
 }
 
-/// Plugs one end of a channel; what was half done is undone on an error.
-async fn plug(slots: &Slots, spec: Spec<'_>) -> Result<Plugged, device::Error> {
-    match slots.plug(slots.prepare(spec).await?).await {
-        Ok(plugged) => Ok(plugged),
-        Err((error, ready)) => {
-            slots.discard(ready).await;
-            Err(error)
-        }
-    }
-}
-
 /// A channel between two QEMUs.
 struct Devices {
     task: Task,
@@ -203,8 +192,8 @@ impl Devices {
                 return;
             }
             Ok(parts) => tokio::join!(
-                plug(&self.slots[0], parts.spec(0, task.tag, b)),
-                plug(&self.slots[1], parts.spec(1, task.tag, a)),
+                self.slots[0].plug(parts.spec(0, task.tag, b)),
+                self.slots[1].plug(parts.spec(1, task.tag, a)),
             ),
         };
         let plugged = match plugged {

@@ -81,7 +81,7 @@ pub struct Spec<'a> {
 }
 
 /// A character device that is there, for a device that is to be plugged. Ends
-/// with [`Slots::plug`] or [`Slots::discard`].
+/// with [`Slots::plug_ready`] or [`Slots::discard`].
 pub struct Ready {
     device: String,
     chardev: String,
@@ -157,10 +157,10 @@ impl Slots {
         Self { qmp, kind, turn: Arc::default() }
     }
 
-    /// Makes the character device of a device. QEMU migrates machines that have
-    /// one, and takes it for a machine that has not arrived yet. What was half
-    /// done is undone on an error. Must run to its end: spawn it where it could
-    /// be cancelled.
+    /// Makes the character device of a device that [`Slots::plug_ready`] plugs
+    /// later. QEMU migrates machines that have one, and takes it for a machine
+    /// that has not arrived yet. What was half done is undone on an error. Must
+    /// run to its end: spawn it where it could be cancelled.
     ///
     /// # Errors
     /// [`Error`]
@@ -188,51 +188,65 @@ impl Slots {
     }
 
     /// Plugs a device, unless the machine's firmware is not done with those that
-    /// it has; a machine that is reset meanwhile is not noticed. Must run to its
-    /// end, as [`Slots::prepare`].
+    /// it has; a machine that is reset meanwhile is not noticed. What was half
+    /// done is undone on an error. Must run to its end: spawn it where it could be
+    /// cancelled.
     ///
     /// # Errors
-    /// [`Error`], with what can be plugged later, or discarded.
-    pub async fn plug(&self, ready: Ready) -> Result<Plugged, (Error, Ready)> {
+    /// [`Error`]
+    pub async fn plug(&self, spec: Spec<'_>) -> Result<Plugged, Error> {
         // One at a time, so that two never choose the same port, and none gets
         // a slot that the guest is about to eject.
         let _turn = self.turn.lock().await;
-        match self.add(&ready).await {
-            Ok(()) => Ok(Plugged {
-                device: ready.device,
-                chardev: ready.chardev,
-                _server: Some(ready.server),
-            }),
-            Err(error) => Err((error, ready)),
+        let bus = self.place(spec.size).await?;
+        let ready = self.prepare(spec).await?;
+        self.add(ready, bus).await
+    }
+
+    /// The same with what was prepared.
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn plug_ready(&self, ready: Ready) -> Result<Plugged, Error> {
+        let _turn = self.turn.lock().await;
+        match self.place(ready.size).await {
+            Ok(bus) => self.add(ready, bus).await,
+            Err(error) => {
+                self.discard(ready).await;
+                Err(error)
+            }
         }
     }
 
-    async fn add(&self, ready: &Ready) -> Result<(), Error> {
-        let bus = match machine::free_slot(&self.qmp, self.kind, ready.size).await {
-            Ok(bus) => bus,
-            Err(NoSlot::Full(what)) => return Err(Error::Slots(what)),
+    /// Where a device can be plugged; see [`machine::free_slot`].
+    async fn place(&self, size: u64) -> Result<Option<String>, Error> {
+        match machine::free_slot(&self.qmp, self.kind, size).await {
+            Ok(bus) => Ok(bus),
+            Err(NoSlot::Full(what)) => Err(Error::Slots(what)),
             // An ivshmem device answers at its addresses as soon as it is plugged
             // (ivshmem_common_realize() in QEMU's hw/misc/ivshmem.c; only a reset
             // of the machine ends that). Firmware learns a BAR's size by writing
             // all ones to it. SeaBIOS does not turn the device off for that: KVM
             // refuses memory so high, and QEMU aborts.
-            Err(NoSlot::Booting) => return Err(Error::Booting),
-            Err(NoSlot::Qmp(error)) => return Err(error.into()),
-        };
+            Err(NoSlot::Booting) => Err(Error::Booting),
+            Err(NoSlot::Qmp(error)) => Err(error.into()),
+        }
+    }
+
+    async fn add(&self, ready: Ready, bus: Option<String>) -> Result<Plugged, Error> {
         let mut device = json!({"driver": "ivshmem-doorbell", "id": ready.device,
             "chardev": ready.chardev, "vectors": 1, "master": "off"});
-        if let Some(bus) = &bus {
-            device["bus"] = Value::from(bus.as_str());
+        if let Some(bus) = bus {
+            device["bus"] = Value::from(bus);
         }
-        match self.qmp.execute("device_add", device).await {
-            Ok(_) => Ok(()),
-            Err(qmp::Error::Command { desc, .. })
-                if desc.contains("no slot/function available") =>
-            {
-                Err(Error::Slots("PCI slot"))
-            }
-            Err(error) => Err(error.into()),
+        if let Err(error) = self.qmp.execute("device_add", device).await {
+            self.discard(ready).await;
+            let full = matches!(&error, qmp::Error::Command { desc, .. }
+                if desc.contains("no slot/function available"));
+            return Err(if full { Error::Slots("PCI slot") } else { error.into() });
         }
+        let Ready { device, chardev, server, .. } = ready;
+        Ok(Plugged { device, chardev, _server: Some(server) })
     }
 
     /// Unplugs a device, as often as it takes: a guest that is stopped, or has

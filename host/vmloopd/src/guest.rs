@@ -41,44 +41,49 @@ const BOOTING: Duration = Duration::from_millis(200);
 /// with the migration that was cancelled.
 const RETURN: Duration = Duration::from_millis(200);
 
-/// A control device that can be plugged.
-struct ReadyControl {
+/// What a control device is made of, and our ends of it.
+struct Parts {
     region: ControlRegion,
+    memory: OwnedFd,
     heard: AsyncFd<OwnedFd>,
     ring: OwnedFd,
+}
+
+impl Parts {
+    fn new() -> io::Result<Self> {
+        let (region, memory) = ControlRegion::create("vmloop-control")?;
+        let (heard, ring) = (readable(device::doorbell()?)?, device::doorbell()?);
+        Ok(Self { region, memory, heard, ring })
+    }
+
+    fn spec(&self) -> Spec<'_> {
+        Spec {
+            device: CONTROL.into(),
+            chardev: CONTROL.into(),
+            memory: self.memory.as_fd(),
+            size: CONTROL_SIZE,
+            own: (1, self.ring.as_fd()),
+            other: (0, self.heard.get_ref().as_fd()),
+        }
+    }
+
+    fn plugged(self, plugged: Plugged) -> Control {
+        let Self { region, heard, ring, .. } = self;
+        Control { region, heard, ring, plugged }
+    }
+}
+
+/// A control device that only needs to be plugged.
+struct ReadyControl {
+    parts: Parts,
     ready: Ready,
 }
 
 impl ReadyControl {
     async fn new(slots: &Slots) -> Result<Self, device::Error> {
-        let (region, memory) = ControlRegion::create("vmloop-control")?;
-        let (heard, ring) = (readable(device::doorbell()?)?, device::doorbell()?);
-        let spec = Spec {
-            device: CONTROL.into(),
-            chardev: CONTROL.into(),
-            memory: memory.as_fd(),
-            size: CONTROL_SIZE,
-            own: (1, ring.as_fd()),
-            other: (0, heard.get_ref().as_fd()),
-        };
-        let ready = slots.prepare(spec).await?;
-        Ok(Self { region, heard, ring, ready })
-    }
-
-    /// Plugs it. While the machine boots it comes back, to be plugged later; any
-    /// other error ends it.
-    async fn plug(self, slots: &Slots) -> Result<Control, (device::Error, Option<Self>)> {
-        let Self { region, heard, ring, ready } = self;
-        match slots.plug(ready).await {
-            Ok(plugged) => Ok(Control { region, heard, ring, plugged }),
-            Err((error @ device::Error::Booting, ready)) => {
-                Err((error, Some(Self { region, heard, ring, ready })))
-            }
-            Err((error, ready)) => {
-                slots.discard(ready).await;
-                Err((error, None))
-            }
-        }
+        let parts = Parts::new()?;
+        let ready = slots.prepare(parts.spec()).await?;
+        Ok(Self { parts, ready })
     }
 }
 
@@ -91,6 +96,16 @@ struct Control {
 }
 
 impl Control {
+    /// Plugs what is ready, or a new one.
+    async fn plug(slots: &Slots, ready: Option<ReadyControl>) -> Result<Self, device::Error> {
+        if let Some(ReadyControl { parts, ready }) = ready {
+            return Ok(parts.plugged(slots.plug_ready(ready).await?));
+        }
+        let parts = Parts::new()?;
+        let plugged = slots.plug(parts.spec()).await?;
+        Ok(parts.plugged(plugged))
+    }
+
     fn ring(&self) {
         // Fails only if the counter is full, and then it rings already.
         let _ = rustix::io::write(&self.ring, &1u64.to_ne_bytes());
@@ -375,7 +390,7 @@ struct Serving {
     pid: u32,
     qmp: Qmp,
     slots: Slots,
-    /// for the next control device
+    /// for the first control device
     ready: Option<ReadyControl>,
     inbox: mpsc::UnboundedReceiver<Command>,
     updates: watch::Receiver<Directory>,
@@ -404,7 +419,7 @@ impl Serving {
             }
             let plugged_at = Instant::now();
             let mut qemu = self.qmp.events();
-            let mut control = match self.plug().await {
+            let mut control = match Control::plug(&self.slots, self.ready.take()).await {
                 Ok(control) => control,
                 Err(device::Error::Booting) => {
                     if first {
@@ -414,10 +429,7 @@ impl Serving {
                     match self.wait_until(plugged_at + BOOTING).await {
                         Waited::Enough => {}
                         Waited::Prepare => stand_by = true,
-                        Waited::Over => {
-                            discard(&self.slots, self.ready.take()).await;
-                            return Ok(());
-                        }
+                        Waited::Over => return Ok(()),
                     }
                     continue;
                 }
@@ -483,21 +495,7 @@ impl Serving {
         }
     }
 
-    /// Plugs a control device; while the machine boots, what it takes is kept.
-    async fn plug(&mut self) -> Result<Control, device::Error> {
-        let ready = match self.ready.take() {
-            Some(ready) => ready,
-            None => ReadyControl::new(&self.slots).await?,
-        };
-        ready.plug(&self.slots).await.map_err(|(error, again)| {
-            self.ready = again;
-            error
-        })
-    }
-
     async fn stand_by(&mut self) -> standby::End {
-        // A machine that goes leaves nothing of ours.
-        discard(&self.slots, self.ready.take()).await;
         let standby = Standby {
             key: self.key,
             name: &self.name,
