@@ -163,12 +163,17 @@ class Load:
         return found
 
     def check(self) -> None:
-        """Raise if anything has ended."""
-        for name, process in self._g1.items():
-            if process.poll() is not None:
-                raise CommandFailed(f"g1: {name} ended: {process.err or process.out[-300:]}")
-        for one in self._g2.values():
-            one.check()
+        """Raise if anything has ended; what has says why, at both ends: one of them is the cause."""
+        ended = [
+            f"g1: {name}: {process.err or process.out[-300:]}"
+            for name, process in self._g1.items()
+            if process.poll() is not None
+        ]
+        for name, one in self._g2.items():
+            if one.has_ended():
+                ended.append(f"g2: {name}: {one.out('err') or one.out()[-300:]}")
+        if ended:
+            raise CommandFailed("\n".join(["has ended:", *ended]))
 
     def bytes(self) -> int:
         """Checked bytes that have arrived at g1."""

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from vmlab import Guest, Host, Lab, paths
-from vmlab.errors import CommandFailed, VmlabError
+from vmlab.errors import VmlabError
 from vmlab.process import Process
 
 from ..path.stage import BIN, wait_for
@@ -182,10 +182,9 @@ class Detached:
         """Wait until it has printed something."""
         wait_for(lambda: text in self.out(), seconds, f"{self.file} says {text!r}")
 
-    def check(self) -> None:
-        """Raise if it has ended."""
-        if not self.guest.run(["test", "-e", f"{self.file}.status"], check=False).code:
-            raise CommandFailed(f"{self.guest.name}: {self.file} ended: {self.out('err')}")
+    def has_ended(self) -> bool:
+        """By itself, or killed."""
+        return not self.guest.run(["test", "-e", f"{self.file}.status"], check=False).code
 
     def end(self, seconds: float = 30) -> int:
         """SIGTERM; returns its status."""

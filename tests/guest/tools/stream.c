@@ -24,6 +24,7 @@
 #define CHUNK		(256U << 10)
 #define TICK		0.1
 #define GAPS		8
+#define SHOWN		16	/* words that are wrong and shown */
 
 static volatile sig_atomic_t ending;
 
@@ -33,10 +34,25 @@ static void on_signal(int number)
 	ending = 1;
 }
 
+#define STEP		0x9e3779b97f4a7c15ULL
+#define FIRST		0x7f4a7c15ULL
+
 /* Word number n of the stream. */
 static uint64_t word(uint64_t n)
 {
-	return n * 0x9e3779b97f4a7c15ULL + 0x7f4a7c15ULL;
+	return n * STEP + FIRST;
+}
+
+/* Which word of the stream this is: an odd step has an inverse. */
+static uint64_t number_of(uint64_t found)
+{
+	uint64_t inverse = STEP;
+	int i;
+
+	/* Newton's iteration: 3 bits are right at first, then twice as many. */
+	for (i = 0; i < 5; i++)
+		inverse *= 2 - STEP * inverse;
+	return (found - FIRST) * inverse;
 }
 
 static uint64_t buffer[CHUNK / sizeof(uint64_t)];
@@ -61,6 +77,42 @@ static void note_gap(double at, double length)
 	gaps[n].length = length;
 }
 
+/*
+ * Says what is there instead of the stream, in whole words: another part of it
+ * tells of frames that were mixed up, anything else of memory that was.
+ */
+static void __attribute__((noreturn))
+wrong(const unsigned char *data, size_t size, uint64_t position)
+{
+	size_t skip = (8 - position % 8) % 8;
+	uint64_t began = position;
+	size_t words, n, bad = 0;
+	uint64_t found, at;
+
+	fprintf(stderr, "FAILED: the stream is wrong at byte %llu, %zu before the end of what came\n",
+		(unsigned long long)position, size);
+	if (skip > size)
+		exit(1);
+	data += skip;
+	position += skip;
+	words = (size - skip) / 8;
+	for (n = 0; n < words; n++) {
+		memcpy(&found, data + 8 * n, 8);
+		if (found == word(position / 8 + n))
+			continue;
+		if (bad++ >= SHOWN)
+			continue;
+		at = number_of(found) * 8;
+		fprintf(stderr, "+%llu: %016llx", (unsigned long long)(position - began + 8 * n),
+			(unsigned long long)found);
+		if (at < position + (1ULL << 32))
+			fprintf(stderr, ", which is byte %llu", (unsigned long long)at);
+		fputc('\n', stderr);
+	}
+	fprintf(stderr, "%zu of %zu words are wrong\n", bad, words);
+	exit(1);
+}
+
 /* Checks bytes that begin anywhere within a word. */
 static void check(const unsigned char *data, size_t size, uint64_t position)
 {
@@ -72,7 +124,7 @@ static void check(const unsigned char *data, size_t size, uint64_t position)
 		skip = position % 8;
 		n = 8 - skip < size ? 8 - skip : size;
 		if (memcmp(data, (unsigned char *)&expect + skip, n))
-			fail("the stream is wrong at byte %llu", (unsigned long long)position);
+			wrong(data, size, position);
 		data += n;
 		size -= n;
 		position += n;
