@@ -49,9 +49,10 @@ const SLOTS_RETRY: Duration = Duration::from_secs(30);
 /// What a guest is told that is to ask again soon.
 const BUSY: (u32, Duration) = (shm::VMLOOP_REFUSED_BUSY, Duration::from_secs(1));
 /// Who wanted a channel to a machine that is not here yet wants it for so long;
-/// they ask again every second.
-const FRESH: Duration = Duration::from_secs(3);
-/// For how long a channel waits for the HELLO of a guest that has just arrived.
+/// they ask again with each frame, but no more than every second, and TCP tries
+/// less and less often.
+const FRESH: Duration = Duration::from_secs(10);
+/// How long the HELLO of a guest that has just arrived is waited for.
 const HELLO: Duration = Duration::from_secs(15);
 /// How long a guest that was told to shut down or to suspend gets no new
 /// channels; if it is still there then, it did not obey.
@@ -262,8 +263,11 @@ struct Guest {
     found: Vec<Found>,
     orphans: HashSet<u32>,
     go: Option<oneshot::Sender<Result<(), Problem>>>,
-    /// Guests that wanted a channel to it before it was here.
-    awaited_by: Vec<Key>,
+    /// Guests that wanted a channel to it before it was here, and when.
+    awaited_by: HashMap<Key, Instant>,
+    /// When it has arrived, and has not spoken yet: until when neighbours are
+    /// told of it all the same. Xen only; elsewhere it is no guest before.
+    arrived: Option<Instant>,
     wants: Bucket,
     rescans: Bucket,
     told: Directory,
@@ -475,14 +479,6 @@ fn describe_arrival(arrival: &Arrival) -> api::Guest {
     }
 }
 
-impl Arrival {
-    /// Who had frames for it until now.
-    fn awaited_by(&self, now: Instant) -> Vec<Key> {
-        let fresh = self.wanted.iter().filter(|(_, at)| now - **at < FRESH);
-        fresh.map(|(key, _)| *key).collect()
-    }
-}
-
 impl Channel {
     fn side_of(&self, guest: Key) -> Option<usize> {
         self.sides.iter().position(|side| side.guest == guest)
@@ -515,8 +511,23 @@ impl Guest {
         self.hello.is_some() && self.phase == Phase::Attached && self.leaving.is_none()
     }
 
+    /// Its name here; while a domain is on its way, the one that it will have.
     fn who(&self) -> Who<'_> {
-        Who { name: &self.name, uuid: self.machine.uuid.as_deref().unwrap_or_default() }
+        let name = self.incoming().unwrap_or(&self.name);
+        Who { name, uuid: self.machine.uuid.as_deref().unwrap_or_default() }
+    }
+
+    /// The name that it will have, if it is a domain on its way to here.
+    fn incoming(&self) -> Option<&str> {
+        if self.hello.is_some() { None } else { xen::guest::incoming(&self.machine, &self.name) }
+    }
+
+    /// A domain that is on its way, or has just arrived: neighbours may ask for
+    /// channels, which are made when it speaks.
+    fn is_coming(&self) -> bool {
+        self.phase == Phase::Attached
+            && self.hello.is_none()
+            && (self.arrived.is_some() || self.incoming().is_some())
     }
 
     fn send(&self, message: AgentMessage) {
@@ -593,6 +604,7 @@ impl Broker {
                 self.return_by,
                 self.patience.values().min().copied(),
                 self.guests.values().filter_map(|guest| guest.leaving).min(),
+                self.guests.values().filter_map(|guest| guest.arrived).min(),
                 self.channels.values().filter_map(|channel| channel.hello_by).min(),
             ]
             .into_iter()
@@ -812,6 +824,9 @@ impl Broker {
             }
         }
         if let Some(guest) = self.guests.get_mut(&key) {
+            if guest.incoming().is_some() {
+                guest.arrived = Some(Instant::now() + HELLO);
+            }
             guest.machine.name.clone_from(&name);
             guest.name = name;
             if guest.hello.is_some() {
@@ -921,9 +936,8 @@ impl Broker {
             found,
             orphans: HashSet::new(),
             go: Some(go),
-            awaited_by: arrival
-                .map(|arrival| arrival.awaited_by(Instant::now()))
-                .unwrap_or_default(),
+            awaited_by: arrival.map(|arrival| arrival.wanted).unwrap_or_default(),
+            arrived: None,
             wants: Bucket::new(2.0, 20.0),
             rescans: Bucket::new(0.2, 3.0),
             told: None,
@@ -1032,10 +1046,7 @@ impl Broker {
         }
         self.patience.remove(&key);
         self.answer_attached(key);
-        let guest = self.guests.get_mut(&key);
-        for other in guest.map(|guest| std::mem::take(&mut guest.awaited_by)).unwrap_or_default() {
-            self.meet(key, other);
-        }
+        self.meet_all(key);
         self.dirty = true;
     }
 
@@ -1484,8 +1495,10 @@ impl Broker {
                     guest.hello.replace(Hello { version, kernel: kernel.clone(), features });
                 guest.leaving = None;
                 let name = guest.name.clone();
+                guest.arrived = None;
                 // Before the directory goes out with it, it must be right.
                 self.welcome(key);
+                self.meet_all(key);
                 if again.is_none() {
                     self.note("guest-ready", &name, "", 0, &kernel);
                 }
@@ -1600,6 +1613,12 @@ impl Broker {
             return Err(BUSY);
         };
         let other_key = *other_key;
+        if other_key != key && other.machine.epoch == epoch && other.is_coming() {
+            if let Some(other) = self.guests.get_mut(&other_key) {
+                other.awaited_by.insert(key, now);
+            }
+            return Err(BUSY);
+        }
         // It was here before the agent, and has not spoken yet.
         if other_key != key && other.hello.is_none() && self.return_by.is_some() {
             return Err(BUSY);
@@ -1610,9 +1629,20 @@ impl Broker {
         self.begin(key, other_key).map(drop)
     }
 
-    /// Begins a channel to a guest that has just arrived, and has not spoken
-    /// yet, for one that waits for it: its device comes along with the control
-    /// device, as each takes the guest long.
+    /// Begins channels to a guest that has just arrived for all that had frames
+    /// for it until now.
+    fn meet_all(&mut self, arrived: Key) {
+        let Some(guest) = self.guests.get_mut(&arrived) else { return };
+        for (other, at) in std::mem::take(&mut guest.awaited_by) {
+            if at.elapsed() < FRESH {
+                self.meet(arrived, other);
+            }
+        }
+    }
+
+    /// Begins a channel to a guest that has just arrived for one that waits for
+    /// it. In a QEMU it has not spoken yet: its device comes along with the
+    /// control device, as each takes the guest long.
     fn meet(&mut self, arrived: Key, other: Key) {
         if !self.guests.get(&other).is_some_and(Guest::is_ready) {
             return;
@@ -2003,6 +2033,9 @@ impl Broker {
             .iter()
             .filter_map(|key| {
                 let guest = self.guests.get(key)?;
+                if guest.is_coming() {
+                    return Some((self.arriver(&guest.machine, guest.who().name), *key));
+                }
                 let nics: Vec<_> = guest
                     .machine
                     .nics
@@ -2036,29 +2069,25 @@ impl Broker {
                 };
                 Some((member, *key))
             })
-            .chain(
-                self.arriving
-                    .iter()
-                    .filter_map(|(key, arrival)| Some((self.arriver(arrival)?, *key))),
-            )
+            .chain(self.arriving.iter().filter_map(|(key, Arrival { machine, name, .. })| {
+                // It may not be what it seems.
+                let here = self.guests.values().any(|guest| guest.machine.id == machine.id);
+                (!here).then(|| (self.arriver(machine, name), *key))
+            }))
             .unzip()
     }
 
     /// A machine that is being migrated to here, as directories see it. Nothing
-    /// is known of it but its interfaces. None if it may not be what it seems.
-    fn arriver(&self, arrival: &Arrival) -> Option<Member> {
-        let Arrival { machine, name, .. } = arrival;
-        if self.guests.values().any(|guest| guest.machine.id == machine.id) {
-            return None;
-        }
+    /// is known of it but its interfaces.
+    fn arriver(&self, machine: &Machine, name: &str) -> Member {
         let uuid = machine.uuid.clone().unwrap_or_default();
         let who = Who { name, uuid: &uuid };
         let nics =
             machine.nics.iter().map(|nic| (nic.mac, self.place(who, &nic.tap).ok())).collect();
-        Some(Member {
+        Member {
             id: machine.id,
             epoch: machine.epoch,
-            name: name.clone(),
+            name: name.to_owned(),
             nics,
             uuid,
             ready: true,
@@ -2066,7 +2095,7 @@ impl Broker {
             routed: Vec::new(),
             routes: false,
             keep: false,
-        })
+        }
     }
 
     /// Tells every guest what changed for it, and closes what may not be any
@@ -2147,6 +2176,10 @@ impl Broker {
         for guest in self.guests.values_mut() {
             if guest.leaving.is_some_and(|until| until <= now) {
                 guest.leaving = None;
+                self.dirty = true;
+            }
+            if guest.arrived.is_some_and(|until| until <= now) {
+                guest.arrived = None;
                 self.dirty = true;
             }
         }
@@ -2406,6 +2439,7 @@ impl Broker {
                 Phase::Attaching => "attaching",
                 Phase::Attached if guest.leaving.is_some() => "leaving",
                 Phase::Attached if hello.is_some() => "ready",
+                Phase::Attached if guest.is_coming() => "arriving",
                 Phase::Attached => "attached",
                 Phase::Preparing | Phase::Parting => "preparing",
                 Phase::Standby => match guest.moving {

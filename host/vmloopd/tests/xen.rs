@@ -849,17 +849,17 @@ fn a_guest_that_is_migrated_within_the_host() {
     let (mut a, mut b) = meet(&store);
     let tag = link(&agent, &mut a, &mut b);
     store.restore(3, "g2--incoming", 2);
-    wait("it", || agent.state("g2--incoming") == "attached");
+    wait("it", || agent.state("g2--incoming") == "arriving");
     store.suspend(2);
     a.let_go(tag);
     b.unload();
     store.suspended();
     // The agent may hear of the second name before the first.
     store.dom0("/local/domain/3/name", "g2");
-    wait("a name", || agent.state("g2.3") == "attached");
+    wait("a name", || agent.state("g2.3") == "arriving");
     store.dom0("/local/domain/2/name", "g2--migratedaway");
     wait("its own name", || {
-        agent.state("g2--migratedaway") == "attached" && agent.state("g2") == "attached"
+        agent.state("g2--migratedaway") == "attached" && agent.state("g2") == "arriving"
     });
     let mut c = Modules::load(&store, 3, 0x333);
     wait("a welcome", || c.agent().is_some());
@@ -869,6 +869,62 @@ fn a_guest_that_is_migrated_within_the_host() {
         a.peers() == ["3"] && c.peers() == ["1"] && agent.channels() == 0
     });
     link(&agent, &mut a, &mut c);
+}
+
+#[test]
+fn a_guest_that_is_on_its_way() {
+    let (_directory, store, agent) = begin(1);
+    let mut a = Modules::load(&store, 1, 0x11);
+    wait("a welcome", || a.agent().is_some());
+    store.restore(3, "g2--incoming", 2);
+    // Its neighbours hear of it by its own name, and may ask for it already.
+    let shown = format!("{} {} 1 1500", mac(1, 0), mac(2, 0));
+    wait("it", || a.told("peer/3").is_some_and(|text| text.ends_with(" 0 g2")));
+    assert_eq!(a.told("peer/3/interface/0"), Some(shown));
+    assert_eq!(agent.state("g2--incoming"), "arriving");
+    a.want(3);
+    let reason = |a: &Modules<'_>| a.refused(3).map(|(reason, _)| reason);
+    wait("later", || reason(&a) == Some(shm::VMLOOP_REFUSED_BUSY));
+
+    store.state().written.clear();
+    store.dom0("/local/domain/3/name", "g2");
+    wait("a name", || agent.state("g2") == "arriving");
+    let mut b = Modules::load(&store, 3, 0x333);
+    // With the first answer comes the channel, and nobody had to ask again.
+    wait("a welcome", || b.agent().is_some());
+    if !store.is_real() {
+        let state = store.state();
+        let pages = |domain| {
+            let path = format!("/local/domain/{domain}/vmloop/page/0");
+            state.written.iter().filter(move |(at, _)| *at == path).map(|(_, page)| page)
+        };
+        let told = |page: &&String| page.contains("0000000000000333");
+        let first = pages(3).find(told).expect("a welcome");
+        assert!(first.contains("\nchannel/") && first.contains(" wait\n"), "{first}");
+        assert!(pages(1).all(|page| page.contains("\npeer/3 ")), "it was gone in between");
+    }
+    wait("a channel", || {
+        a.work();
+        b.work();
+        b.channels.values().any(|said| said == "up")
+    });
+}
+
+#[test]
+fn a_guest_that_arrives_without_modules() {
+    let (directory, store, agent) = begin(1);
+    let a = Modules::load(&store, 1, 0x11);
+    wait("a welcome", || a.agent().is_some());
+    // The policy is about its own name.
+    agent.policy(directory.path(), "[[group]]\nname = 'both'\nmembers = ['g1', 'g2']\n");
+    store.restore(3, "g2--incoming", 2);
+    wait("it", || a.peers() == ["3"]);
+    assert_eq!(agent.state("g2--incoming"), "arriving");
+    store.dom0("/local/domain/3/name", "g2");
+    wait("a name", || agent.state("g2") == "arriving");
+    assert_eq!(a.peers(), ["3"]);
+    // Neighbours do not wait for ever.
+    wait("nobody", || a.peers().is_empty() && agent.state("g2") == "attached");
 }
 
 #[test]
@@ -945,11 +1001,17 @@ fn a_store_that_is_busy_or_full() {
     assert!(c.agent().is_none());
     store.state().full = None;
     wait("room", || c.agent().is_some() && c.peers().len() == 2);
-    store.state().conflicts = u32::MAX;
+    // Only what is more than one node needs a transaction.
     store.dom0("/local/domain/3/name", "other");
+    let commits = store.state().commits;
+    wait("its name", || c.agent().is_some_and(|words| words[8] == "other"));
+    assert_eq!(store.state().commits, commits);
+    store.state().conflicts = u32::MAX;
+    store.create(10, "g10");
     wait("many tries", || store.state().conflicts < u32::MAX - 8);
     store.state().conflicts = 0;
-    wait("its name", || c.agent().is_some_and(|words| words[8] == "other"));
+    let d = Modules::load(&store, 10, 0x1010);
+    wait("a welcome", || d.agent().is_some());
 }
 
 #[test]

@@ -148,13 +148,27 @@ async fn nics(store: &Store, domain: Domain) -> Result<Vec<Nic>, Error> {
     names.sort_by_key(|name| nodes::number::<u32>(name));
     let mut nics = Vec::new();
     for name in names {
-        let mac = store.text(&format!("{path}/{name}/mac")).await?;
-        let Some(mac) = mac.as_deref().and_then(parse_mac) else { continue };
-        let given = store.text(&format!("{path}/{name}/vifname")).await?;
-        let tap = given.filter(|given| !given.is_empty());
+        let (mac, given) = (format!("{path}/{name}/mac"), format!("{path}/{name}/vifname"));
+        let (mac, given) = join!(biased; store.text(&mac), store.text(&given));
+        let Some(mac) = mac?.as_deref().and_then(parse_mac) else { continue };
+        let tap = given?.filter(|given| !given.is_empty());
         nics.push(Nic { mac, tap: tap.unwrap_or_else(|| format!("vif{domain}.{name}")) });
     }
     Ok(nics)
+}
+
+/// Whether a path says what a domain is: its name, or its interfaces. What else
+/// is below their backends the drivers write, a dozen times while they connect.
+fn is_what_it_is(path: &str) -> bool {
+    let Some((_, below)) = path.split_once("/backend/vif/") else { return true };
+    let mut parts = below.split('/').skip(2);
+    matches!((parts.next(), parts.next()), (None | Some("mac" | "vifname"), None))
+}
+
+/// The name that a domain will have which xl, or who does as it does, is about
+/// to receive. It is renamed just before it runs.
+pub fn incoming<'a>(machine: &Machine, name: &'a str) -> Option<&'a str> {
+    name.strip_suffix("--incoming").filter(|_| machine.kind_name.starts_with("xen-"))
 }
 
 /// Reads `epoch`: the domain's epoch, and the incarnation that was welcomed.
@@ -452,6 +466,11 @@ impl Serving {
                     self.dirty = true;
                 }
                 () = self.ours.changed() => {
+                    // What changes from here on is looked at again.
+                    let changed = self.ours.take(usize::MAX);
+                    if changed.is_some_and(|paths| !paths.iter().any(|path| is_what_it_is(path))) {
+                        continue;
+                    }
                     match self.look_at_ours().await {
                         Ok(()) => {}
                         Err(Failed::Gone | Failed::Store(Error::Closed)) => return,
@@ -637,6 +656,11 @@ impl Serving {
 
     /// Has its pages say something else, all at once.
     async fn replace(&self, lines: Lines) -> Result<Written, Failed> {
+        if self.flushed
+            && let Some(written) = self.write_only(&lines).await?
+        {
+            return Ok(written);
+        }
         let mut attempt = 0;
         loop {
             let transaction = self.task.store.begin().await?;
@@ -655,9 +679,26 @@ impl Serving {
         }
     }
 
+    async fn write_only(&self, lines: &Lines) -> Result<Option<Written>, Failed> {
+        let store = &self.task.store;
+        let (root, generation) = self.next();
+        let writing = pages::write_only(store, &root, &self.written, lines, generation);
+        let (written, there) = join!(biased; writing, store.few(&self.home));
+        // It has brought back what the end of the domain had removed.
+        if there?.is_some_and(|names| names == ["vmloop"]) {
+            store.remove(&self.home).await?;
+            return Err(Failed::Gone);
+        }
+        Ok(written?)
+    }
+
+    /// Where its pages are, and the generation of the next.
+    fn next(&self) -> (String, u64) {
+        (format!("{}/vmloop", self.home), self.written.generation.wrapping_add(1))
+    }
+
     async fn write(&self, transaction: &Transaction, lines: Lines) -> Result<Written, Failed> {
-        let root = format!("{}/vmloop", self.home);
-        let generation = self.written.generation.wrapping_add(1);
+        let (root, generation) = self.next();
         let writing = async {
             if !self.flushed {
                 self.make(transaction, &root).await?;
@@ -702,17 +743,17 @@ impl Serving {
     // ---- what the domain is
 
     async fn look_at_ours(&mut self) -> Result<(), Failed> {
-        // What changes from here on is looked at again.
-        self.ours.take(usize::MAX);
         let store = self.task.store.clone();
-        let Some(name) = store.text(&format!("{}/name", self.home)).await? else {
+        let name = format!("{}/name", self.home);
+        let (name, nics) = join!(biased; store.text(&name), nics(&store, self.task.domain));
+        let Some(name) = name? else {
             return match store.read(&self.home).await {
                 Err(error) if error.is_not_found() => Err(Failed::Gone),
                 _ => Ok(()),
             };
         };
         self.tell(Event::Renamed { key: self.task.key, name }).await;
-        let nics = nics(&store, self.task.domain).await?;
+        let nics = nics?;
         if self.nics != nics {
             self.nics.clone_from(&nics);
             self.tell(Event::Nics { key: self.task.key, nics }).await;
@@ -733,8 +774,13 @@ impl Serving {
     /// Reads a node of the guest's; None if it is not there, or too long.
     async fn read(&mut self, path: &str) -> Result<Option<Vec<u8>>, Error> {
         let full = format!("{}/data/vmloop/{path}", self.home);
+        let answer = self.task.store.read(&full).await;
+        self.accept(answer)
+    }
+
+    fn accept(&mut self, answer: Result<Vec<u8>, Error>) -> Result<Option<Vec<u8>>, Error> {
         self.reads += 1;
-        match self.task.store.read(&full).await {
+        match answer {
             Ok(value) if value.len() > nodes::VALUE_MAX => {
                 self.malformed("a long value");
                 Ok(None)
@@ -785,9 +831,16 @@ impl Serving {
         if leaving {
             self.look_at_shutdown(&shutdown).await?;
         }
+        let mut address = None;
         if all || hello {
+            let (hello, said) = (format!("{root}/hello"), format!("{root}/address"));
+            let store = self.task.store.clone();
+            // Whoever begins says its addresses before, if it knows them.
+            let (hello, said) = join!(biased; store.read(&hello), store.read(&said));
+            let hello = self.accept(hello)?;
+            address = Some(self.accept(said)?);
             let before = self.announced.then_some(self.incarnation);
-            self.look_at_hello().await?;
+            self.look_at_hello(hello).await;
             // Whoever begins has said nothing else yet.
             addresses |= self.announced && before != Some(self.incarnation);
         }
@@ -795,7 +848,11 @@ impl Serving {
             return Ok(());
         }
         if all || addresses {
-            self.look_at_addresses().await?;
+            let address = match address {
+                Some(address) => address,
+                None => self.read("address").await?,
+            };
+            self.look_at_addresses(address).await?;
         }
         if all {
             tags = self.links.keys().copied().collect();
@@ -835,8 +892,7 @@ impl Serving {
         Ok(())
     }
 
-    async fn look_at_hello(&mut self) -> Result<(), Error> {
-        let value = self.read("hello").await?;
+    async fn look_at_hello(&mut self, value: Option<Vec<u8>>) {
         let mut hello = value.as_deref().and_then(Hello::parse);
         if value.is_some() && hello.is_none() {
             self.malformed("hello");
@@ -873,11 +929,10 @@ impl Serving {
             self.announced = true;
             self.hear(GuestMessage::Hello { major, minor, features, version, kernel }).await;
         }
-        Ok(())
     }
 
-    async fn look_at_addresses(&mut self) -> Result<(), Error> {
-        let Some(value) = self.read("address").await? else { return Ok(()) };
+    async fn look_at_addresses(&mut self, value: Option<Vec<u8>>) -> Result<(), Error> {
+        let Some(value) = value else { return Ok(()) };
         let Some((count, mut list)) = nodes::addresses(&value) else {
             self.malformed("address");
             return Ok(());

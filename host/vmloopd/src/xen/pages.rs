@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::nodes;
-use super::store::{Error, Transaction};
+use super::store::{Error, Store, Transaction};
 
 /// Longest page in bytes. XenStore takes 2048 in one node by default.
 const PAGE_MAX: usize = 2000;
@@ -94,6 +94,24 @@ pub async fn write(
         transaction.write(&path(root, number), page).await?;
     }
     Ok(Written { generation, count: pages.len(), lines })
+}
+
+/// The same without a transaction, which costs two trips more and is not needed
+/// where there is one page before and after. None if there is not.
+///
+/// # Errors
+/// Those of XenStore.
+pub async fn write_only(
+    store: &Store,
+    root: &str,
+    now: &Written,
+    lines: &Lines,
+    generation: u64,
+) -> Result<Option<Written>, Error> {
+    let pages = pages(generation, lines);
+    let ([page], 1) = (&pages[..], now.count) else { return Ok(None) };
+    store.write(&path(root, 0), page).await?;
+    Ok(Some(Written { generation, count: 1, lines: lines.clone() }))
 }
 
 #[cfg(test)]

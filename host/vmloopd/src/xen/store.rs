@@ -308,6 +308,14 @@ impl Store {
         }
     }
 
+    /// Sets a node's value; makes it, and those above it, if need be.
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn write(&self, path: &str, value: &str) -> Result<(), Error> {
+        write(self, 0, path, value).await
+    }
+
     /// Removes a node and all below it, if it is there.
     ///
     /// # Errors
@@ -382,6 +390,12 @@ fn text(value: Result<Vec<u8>, Error>) -> Result<Option<String>, Error> {
     }
 }
 
+async fn write(store: &Store, transaction: u32, path: &str, value: &str) -> Result<(), Error> {
+    let mut payload = strings(&[path]);
+    payload.extend_from_slice(value.as_bytes());
+    store.request(kind::WRITE, transaction, path, &payload).await.map(drop)
+}
+
 async fn remove(store: &Store, transaction: u32, path: &str) -> Result<(), Error> {
     match store.request(kind::RM, transaction, path, &strings(&[path])).await {
         Ok(_) => Ok(()),
@@ -428,9 +442,7 @@ impl Transaction {
     /// # Errors
     /// [`Error`]
     pub async fn write(&self, path: &str, value: &str) -> Result<(), Error> {
-        let mut payload = strings(&[path]);
-        payload.extend_from_slice(value.as_bytes());
-        self.store.request(kind::WRITE, self.id, path, &payload).await.map(drop)
+        write(&self.store, self.id, path, value).await
     }
 
     /// Makes an empty node, if it is not there.

@@ -230,6 +230,26 @@ impl State {
         }
     }
 
+    /// Outside of a transaction only a page is changed that is the only one,
+    /// before and after.
+    fn check_alone(&self, change: &Change) {
+        let path = change.path();
+        let Some((root, below)) = path.split_once("/vmloop") else { return };
+        let Change::Write(_, value) = change else { panic!("{path} is not only written") };
+        assert_eq!(below, "/page/0", "changed outside of a transaction");
+        let head = |value: &[u8]| {
+            let head = value.split(|byte| *byte == b'\n').next().unwrap_or_default();
+            String::from_utf8_lossy(head).into_owned()
+        };
+        assert!(head(value).ends_with(" 1"), "{path}: {}", head(value));
+        // The domain may have gone meanwhile.
+        if let Some(now) = self.nodes.get(path) {
+            assert!(head(&now.value).ends_with(" 1"), "{path}: {}", head(&now.value));
+            assert_ne!(head(value), head(&now.value), "{path}");
+        }
+        assert!(!self.nodes.contains_key(&format!("{root}/vmloop/page/1")), "{path}");
+    }
+
     /// A request of dom0's.
     fn serve(&mut self, connection: u64, of: u32, transaction: u32, payload: &[u8]) -> Answer {
         let parts: Vec<&str> = payload
@@ -255,7 +275,7 @@ impl State {
         };
         if let Some(change) = change {
             if transaction == 0 {
-                assert!(!path.contains("/vmloop"), "{path} is changed outside of a transaction");
+                self.check_alone(&change);
                 self.apply(&change, 0)?;
                 return Ok(b"OK\0".to_vec());
             }
