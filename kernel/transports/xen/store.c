@@ -94,9 +94,12 @@ static bool agent_is_here;
 static struct snapshot known;	/* what the core and the channels know */
 
 static bool is_deaf;		/* what is being read is not needed; single word */
+static bool is_calm = true;	/* channels may be opened; single word */
 
 static void look_work_fn(struct work_struct *work);
 static DECLARE_DELAYED_WORK(look_work, look_work_fn);
+static void calm_work_fn(struct work_struct *work);
+static DECLARE_WORK(calm_work, calm_work_fn);
 
 /* Reading ---------------------------------------------------------------- */
 
@@ -586,7 +589,8 @@ static void hand_on(struct snapshot *snapshot)
 	vmloop_xen_wants_settle(is_settled, snapshot);
 	hand_refusals(snapshot);
 	vmloop_xen_channels_tell(told, snapshot->told.count,
-				 &snapshot->ring_size);
+				 READ_ONCE(is_calm) ? &snapshot->ring_size :
+						      NULL);
 	if (snapshot->has_cookie &&
 	    (!known.has_cookie || known.cookie != snapshot->cookie))
 		vmloop_xen_say_stats(snapshot->cookie);
@@ -619,6 +623,28 @@ static void look_work_fn(struct work_struct *work)
 		pr_warn_ratelimited("vmloop_xen: cannot read XenStore: error %d\n",
 				    -err);
 	queue_delayed_work(vmloop_xen_queue, &look_work, LOOK_AGAIN);
+}
+
+/* Channels that were not opened when dom0 said so can be now. */
+static void calm_work_fn(struct work_struct *work)
+{
+	if (agent_is_here)
+		vmloop_xen_channels_tell(known.told.item, known.told.count,
+					 &known.ring_size);
+}
+
+/**
+ * vmloop_xen_store_calm() - whether the guest's other devices are at work
+ * @calm: false while they come back, when no channel is opened
+ *
+ * Context: process context.
+ */
+void vmloop_xen_store_calm(bool calm)
+{
+	WRITE_ONCE(is_calm, calm);
+	/* The queue is ordered: what was read before is handed on by then. */
+	if (calm)
+		queue_work(vmloop_xen_queue, &calm_work);
 }
 
 /* Coming and going ------------------------------------------------------- */
@@ -682,6 +708,7 @@ void vmloop_xen_store_deaf(void)
 	WRITE_ONCE(is_deaf, true);
 	unregister_xenbus_watch(&watch);
 	cancel_delayed_work_sync(&look_work);
+	cancel_work_sync(&calm_work);
 }
 
 /**

@@ -13,6 +13,8 @@
  *
  * We go on early: our device is the last of all, and each before asks dom0 many
  * things first. XenStore is not there yet then, but whoever asks waits for that.
+ * Channels are opened when all devices are back: hvc_xen, for one, then lets go
+ * of the event channel of that number which it had before.
  *
  * Context: Xen's come from the kernel's xenwatch thread, while processes are
  * frozen. No watch is called until it returns, so nothing here waits for one.
@@ -58,6 +60,7 @@ static int leave(struct device *dev)
 {
 	ktime_t begun = ktime_get();
 
+	vmloop_xen_store_calm(false);
 	cancel_delayed_work_sync(&begin_work);
 	if (running)
 		vmloop_xen_stop(true);
@@ -79,6 +82,12 @@ static int arrive(struct device *dev)
 	return stay(dev);
 }
 
+/* All devices are back, or have never gone. */
+static void done(struct device *dev)
+{
+	vmloop_xen_store_calm(true);
+}
+
 static const struct dev_pm_ops pm_ops = {
 	.suspend = leave,
 	.resume_early = stay,
@@ -89,6 +98,7 @@ static const struct dev_pm_ops pm_ops = {
 	/* Called alone where another device would not be suspended. */
 	.resume = stay,
 	.thaw = stay,
+	.complete = done,
 };
 
 static struct platform_driver driver = {

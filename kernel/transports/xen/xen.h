@@ -156,6 +156,7 @@ void vmloop_xen_channels_end(bool hasty);
 /* store.c; process context */
 int vmloop_xen_store_start(void);
 void vmloop_xen_store_forget(void);
+void vmloop_xen_store_calm(bool calm);
 void vmloop_xen_store_deaf(void);
 void vmloop_xen_store_stop(void);
 
