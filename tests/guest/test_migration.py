@@ -86,6 +86,8 @@ def clean(two: Stage) -> None:
         count = two.kind.domains(host)
         assert count == len(here), f"{count} guests run on {host.name}, which has {sorted(here)}"
     for guest in (two.g1, two.g2):
+        # What the kernel says when an interrupt is freed under its handler.
+        assert "leaking at least" not in guest.run(["dmesg"]).out
         names = two.kind.left_behind(guest)
         assert len(names) == two.kind.at_rest(int(together)), f"{guest.name}: {names}"
 
