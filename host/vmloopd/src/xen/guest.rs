@@ -647,7 +647,14 @@ impl Serving {
     async fn flush(&mut self) -> Result<(), Failed> {
         let desired = self.desired();
         if !self.flushed || desired != self.written.lines {
-            self.written = self.replace(desired).await?;
+            match self.replace(desired).await {
+                Ok(written) => self.written = written,
+                Err(failed) => {
+                    // It may be there all the same: no other state has its number.
+                    self.written.generation = self.written.generation.wrapping_add(1);
+                    return Err(failed);
+                }
+            }
         }
         self.flushed = true;
         self.dirty = false;
