@@ -1002,8 +1002,8 @@ fn a_store_that_is_busy_or_full() {
     store.state().full = None;
     wait("room", || c.agent().is_some() && c.peers().len() == 2);
     // Only what is more than one node needs a transaction.
-    store.dom0("/local/domain/3/name", "other");
     let commits = store.state().commits;
+    store.dom0("/local/domain/3/name", "other");
     wait("its name", || c.agent().is_some_and(|words| words[8] == "other"));
     assert_eq!(store.state().commits, commits);
     store.state().conflicts = u32::MAX;

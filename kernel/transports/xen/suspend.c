@@ -13,8 +13,9 @@
  *
  * We go on early: our device is the last of all, and each before asks dom0 many
  * things first. XenStore is not there yet then, but whoever asks waits for that.
- * Channels are opened when all devices are back: hvc_xen, for one, then lets go
- * of the event channel of that number which it had before.
+ * Channels are opened when all devices are back: until then hvc_xen, for one,
+ * lets go of an event channel by the number that it had before, and that must
+ * not be ours by now.
  *
  * Context: Xen's come from the kernel's xenwatch thread, while processes are
  * frozen. No watch is called until it returns, so nothing here waits for one.

@@ -25,6 +25,8 @@
 #define TICK		0.1
 #define GAPS		8
 #define SHOWN		16	/* words that are wrong and shown */
+#define STEP		0x9e3779b97f4a7c15ULL
+#define FIRST		0x7f4a7c15ULL
 
 static volatile sig_atomic_t ending;
 
@@ -33,9 +35,6 @@ static void on_signal(int number)
 	(void)number;
 	ending = 1;
 }
-
-#define STEP		0x9e3779b97f4a7c15ULL
-#define FIRST		0x7f4a7c15ULL
 
 /* Word number n of the stream. */
 static uint64_t word(uint64_t n)

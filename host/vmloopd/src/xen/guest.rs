@@ -16,7 +16,7 @@ use vmloop_abi::shm;
 use vmloop_api::Problem;
 
 use super::nodes::{self, Hello, Link, Said};
-use super::pages::{self, Lines, Written};
+use super::pages::{self, Draft, Lines, Written};
 use super::store::{Error, Store, Subscription, Transaction};
 use super::{Domain, home};
 use crate::broker::Event;
@@ -663,34 +663,28 @@ impl Serving {
 
     /// Has its pages say something else, all at once.
     async fn replace(&self, lines: Lines) -> Result<Written, Failed> {
-        if self.flushed
-            && let Some(written) = self.write_only(&lines).await?
-        {
-            return Ok(written);
+        let root = format!("{}/vmloop", self.home);
+        let draft = Draft::new(self.written.generation.wrapping_add(1), lines);
+        if self.flushed && draft.is_only(&self.written) {
+            self.write_only(&root, &draft).await?;
+            return Ok(draft.written());
         }
         let mut attempt = 0;
         loop {
-            let transaction = self.task.store.begin().await?;
-            let made = match self.write(&transaction, lines.clone()).await {
-                Ok(written) => transaction.commit().await.map(|()| written).map_err(Failed::from),
-                Err(failed) => Err(failed),
-            };
-            match made {
+            match self.write(&root, &draft).await {
                 Err(Failed::Store(error)) if error.is_conflict() && attempt < TRIES => {
                     // Others get their turn.
                     sleep(Duration::from_millis(1 << attempt.min(6))).await;
                     attempt += 1;
                 }
-                other => return other,
+                other => return other.map(|()| draft.written()),
             }
         }
     }
 
-    async fn write_only(&self, lines: &Lines) -> Result<Option<Written>, Failed> {
+    async fn write_only(&self, root: &str, draft: &Draft) -> Result<(), Failed> {
         let store = &self.task.store;
-        let (root, generation) = self.next();
-        let writing = pages::write_only(store, &root, &self.written, lines, generation);
-        let (written, there) = join!(biased; writing, store.few(&self.home));
+        let (written, there) = join!(biased; draft.write_only(store, root), store.few(&self.home));
         // It has brought back what the end of the domain had removed.
         if there?.is_some_and(|names| names == ["vmloop"]) {
             store.remove(&self.home).await?;
@@ -699,18 +693,13 @@ impl Serving {
         Ok(written?)
     }
 
-    /// Where its pages are, and the generation of the next.
-    fn next(&self) -> (String, u64) {
-        (format!("{}/vmloop", self.home), self.written.generation.wrapping_add(1))
-    }
-
-    async fn write(&self, transaction: &Transaction, lines: Lines) -> Result<Written, Failed> {
-        let (root, generation) = self.next();
+    async fn write(&self, root: &str, draft: &Draft) -> Result<(), Failed> {
+        let transaction = self.task.store.begin().await?;
         let writing = async {
             if !self.flushed {
-                self.make(transaction, &root).await?;
+                self.make(&transaction, root).await?;
             }
-            pages::write(transaction, &root, &self.written, lines, generation).await
+            draft.write(&transaction, root, &self.written).await
         };
         // A write would bring back what the end of the domain has removed.
         // XenStore does one thing after the other, so both may be on their way.
@@ -718,7 +707,8 @@ impl Serving {
         if !there? {
             return Err(Failed::Gone);
         }
-        Ok(written?)
+        written?;
+        Ok(transaction.commit().await?)
     }
 
     /// Makes what the guest and we write below.

@@ -96,7 +96,7 @@ pub async fn goodbye(store: &Store) {
             }
             // Far from what its task may write at the same time.
             let generation = now.generation.wrapping_add(1000);
-            pages::write(&transaction, &root, &now, lines, generation).await?;
+            pages::Draft::new(generation, lines).write(&transaction, &root, &now).await?;
             match transaction.commit().await {
                 // A domain that ends, or an agent that was about to write.
                 Err(error) if error.is_conflict() => {}

@@ -75,43 +75,56 @@ pub async fn read(transaction: &Transaction, root: &str) -> Result<Written, Erro
     Ok(parse(&all))
 }
 
-/// Has the pages say something else, with another generation.
-///
-/// # Errors
-/// Those of XenStore.
-pub async fn write(
-    transaction: &Transaction,
-    root: &str,
-    now: &Written,
-    lines: Lines,
-    generation: u64,
-) -> Result<Written, Error> {
-    let pages = pages(generation, &lines);
-    for number in pages.len()..now.count {
-        transaction.remove(&path(root, number)).await?;
-    }
-    for (number, page) in pages.iter().enumerate() {
-        transaction.write(&path(root, number), page).await?;
-    }
-    Ok(Written { generation, count: pages.len(), lines })
+/// What the pages of a guest are to say next, made into pages.
+pub struct Draft {
+    pages: Vec<String>,
+    state: Written,
 }
 
-/// The same without a transaction, which costs two trips more and is not needed
-/// where there is one page before and after. None if there is not.
-///
-/// # Errors
-/// Those of XenStore.
-pub async fn write_only(
-    store: &Store,
-    root: &str,
-    now: &Written,
-    lines: &Lines,
-    generation: u64,
-) -> Result<Option<Written>, Error> {
-    let pages = pages(generation, lines);
-    let ([page], 1) = (&pages[..], now.count) else { return Ok(None) };
-    store.write(&path(root, 0), page).await?;
-    Ok(Some(Written { generation, count: 1, lines: lines.clone() }))
+impl Draft {
+    /// Pages with a generation that none before had.
+    pub fn new(generation: u64, lines: Lines) -> Self {
+        let pages = pages(generation, &lines);
+        Self { state: Written { generation, count: pages.len(), lines }, pages }
+    }
+
+    /// Whether there is one page before and after: then [`Draft::write_only`]
+    /// changes all at once.
+    pub fn is_only(&self, now: &Written) -> bool {
+        (self.state.count, now.count) == (1, 1)
+    }
+
+    /// Writes the only page: one trip, where a transaction takes three.
+    ///
+    /// # Errors
+    /// Those of XenStore.
+    pub async fn write_only(&self, store: &Store, root: &str) -> Result<(), Error> {
+        store.write(&path(root, 0), &self.pages[0]).await
+    }
+
+    /// Writes all pages in place of those that are there now.
+    ///
+    /// # Errors
+    /// Those of XenStore.
+    pub async fn write(
+        &self,
+        transaction: &Transaction,
+        root: &str,
+        now: &Written,
+    ) -> Result<(), Error> {
+        for number in self.pages.len()..now.count {
+            transaction.remove(&path(root, number)).await?;
+        }
+        for (number, page) in self.pages.iter().enumerate() {
+            transaction.write(&path(root, number), page).await?;
+        }
+        Ok(())
+    }
+
+    /// It is written.
+    pub fn written(self) -> Written {
+        self.state
+    }
 }
 
 #[cfg(test)]
