@@ -270,9 +270,11 @@ fn a_machine_that_never_arrives() {
     wait("another attachment", || {
         agent.ask(Request::Attach { qmp: one.path.clone(), name: None }).is_ok()
     });
+    wait("what it will need", || is_ready(&one));
     one.kill();
     wait("nothing", || agent.list(Request::List).guests.is_empty());
-    assert!(is_clean(&one));
+    // A QEMU that has ended gives nothing back; a device was never plugged.
+    assert!(is_ready(&one));
 }
 
 #[test]
