@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Makes the lab's fixtures known to every test."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "migrations: needs two hosts; runs with --migrations")
     config.addinivalue_line("markers", "kvm_only: uses what only a QEMU has: its devices, QMP")
+    # Who ends the tests gets their report, and labs are taken down.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def is_wanted(config: pytest.Config, item: pytest.Function) -> bool:

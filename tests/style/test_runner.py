@@ -3,6 +3,9 @@
 
 import importlib.util
 import sys
+import threading
+import time
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -98,8 +101,71 @@ def test_junit(runner: ModuleType, tmp_path: Path, command: str, expected: tuple
     assert (found.passed, found.failed, found.skipped) == expected
 
 
-def test_what_never_ends_fails(runner: ModuleType) -> None:
-    assert counts(runner, "echo ok 1; sleep 60", "count_tap", timeout=1) == (1, 1, 0)
+@pytest.fixture
+def time_is_over_when_ready(runner: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps may take an hour, all of them two: both are over once a step has made the file `ready`."""
+    ready = tmp_path / "ready"
+
+    class Timer(threading.Thread):
+        def __init__(self, seconds: float, function: Callable[[], None]) -> None:
+            super().__init__()
+            self.function = function
+            self.cancelled = threading.Event()
+
+        def run(self) -> None:
+            while not ready.exists():
+                if self.cancelled.wait(0.01):
+                    return
+            self.function()
+
+        def cancel(self) -> None:
+            self.cancelled.set()
+
+    now = time.monotonic
+    monkeypatch.setattr(runner.threading, "Timer", Timer)
+    monkeypatch.setattr(runner.time, "monotonic", lambda: now() + 7200 * ready.exists())
+
+
+@pytest.mark.usefixtures("time_is_over_when_ready")
+@pytest.mark.parametrize("before", ["", "trap 'exit 0' TERM; "])
+def test_what_never_ends_fails(runner: ModuleType, before: str) -> None:
+    forever = "echo ok 1; touch ready; while :; do sleep 0.1; done"
+    assert counts(runner, before + forever, "count_tap") == (1, 1, 0)
+
+
+@pytest.mark.usefixtures("time_is_over_when_ready")
+def test_what_is_ended_may_say_what_it_found(runner: ModuleType, tmp_path: Path) -> None:
+    """Also if its shell is gone before it."""
+    script = f"trap 'sleep 0.5; echo '\\''{REPORT}'\\'' >report; exit 1' TERM; touch ready; while :; do sleep 0.1; done"
+    (tmp_path / "slow").write_text(script)
+    step = runner.Step("a step", "sh slow; true", runner.count_junit(tmp_path / "report"))
+    found = runner.run(step)
+    assert (found.passed, found.failed, found.skipped) == (1, 2, 1)
+
+
+@pytest.mark.usefixtures("time_is_over_when_ready")
+def test_what_does_not_want_to_end_is_killed(
+    runner: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "GRACE", 0.5)
+    command = "trap '' TERM; echo ok 1; touch ready; sleep 60; touch survived"
+    assert counts(runner, command, "count_tap") == (1, 1, 0)
+    assert not (tmp_path / "survived").exists()
+
+
+@pytest.mark.usefixtures("time_is_over_when_ready")
+def test_what_is_left_when_the_time_is_over_fails(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    slow = "touch ready; sleep 60"
+    steps = [runner.Step("quick", "true"), runner.Step("slow", slow), runner.Step("late", "touch late")]
+    monkeypatch.setattr(runner, "SUITES", {"check": lambda: steps, "ring": lambda: [runner.Step("later", "true")]})
+    monkeypatch.setattr(runner, "PARALLEL", {})
+    monkeypatch.setattr(runner, "prepare_python", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["run-tests", "--within", "7200", "check", "ring"])
+    assert runner.main() == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 3 failed"
+    assert not (tmp_path / "late").exists()
 
 
 def test_steps_that_use_the_same_wait(runner: ModuleType) -> None:
