@@ -523,7 +523,8 @@ impl Guest {
     }
 
     /// A domain that is on its way, or has just arrived: neighbours may ask for
-    /// channels, which are made when it speaks.
+    /// channels. They are begun at once where the neighbour makes the region, or
+    /// when it speaks.
     fn is_coming(&self) -> bool {
         self.phase == Phase::Attached
             && self.hello.is_none()
@@ -1600,6 +1601,7 @@ impl Broker {
         if !guest.is_ready() || self.recovering.is_some() {
             return Err(BUSY);
         }
+        let id = guest.machine.id;
         let gone = (shm::VMLOOP_REFUSED_GONE, Duration::ZERO);
         let Some((other_key, other)) =
             self.guests.iter().find(|(_, other)| other.machine.id == peer)
@@ -1614,6 +1616,10 @@ impl Broker {
         };
         let other_key = *other_key;
         if other_key != key && other.machine.epoch == epoch && other.is_coming() {
+            // Side 0 makes the region, and needs nobody for that.
+            if id < peer {
+                return self.begin(key, other_key).map(drop);
+            }
             if let Some(other) = self.guests.get_mut(&other_key) {
                 other.awaited_by.insert(key, now);
             }
@@ -2098,6 +2104,14 @@ impl Broker {
         }
     }
 
+    /// Whether the host has none of a guest's interfaces any more. Those of a
+    /// domain go before itself.
+    fn lacks_interfaces(&self, key: Key) -> bool {
+        self.guests
+            .get(&key)
+            .is_some_and(|guest| guest.machine.nics.iter().all(|nic| !self.links.has(&nic.tap)))
+    }
+
     /// Tells every guest what changed for it, and closes what may not be any
     /// more.
     fn refresh(&mut self) {
@@ -2116,7 +2130,9 @@ impl Broker {
                 continue;
             };
             if view.links(a, b).is_empty() {
-                forbidden.push(*key);
+                let gone = channel.sides.iter().any(|side| self.lacks_interfaces(side.guest));
+                let why = if gone { shm::VMLOOP_CLOSE_PEER_GONE } else { shm::VMLOOP_CLOSE_POLICY };
+                forbidden.push((*key, why));
             }
             if channel.stage != Stage::Unplugging {
                 tags.insert((a, b), channel.tag);
@@ -2140,8 +2156,8 @@ impl Broker {
                 guest.handle.directory.send_replace(guest.told.clone());
             }
         }
-        for key in forbidden {
-            self.close(key, shm::VMLOOP_CLOSE_POLICY);
+        for (key, why) in forbidden {
+            self.close(key, why);
         }
     }
 
@@ -2173,15 +2189,21 @@ impl Broker {
                 .hint("a guest that is stopped, or has not booted yet, keeps its devices; see vmloop ls")));
             }
         }
-        for guest in self.guests.values_mut() {
+        let mut mute = Vec::new();
+        for (key, guest) in &mut self.guests {
             if guest.leaving.is_some_and(|until| until <= now) {
                 guest.leaving = None;
                 self.dirty = true;
             }
             if guest.arrived.is_some_and(|until| until <= now) {
                 guest.arrived = None;
+                mute.push(*key);
                 self.dirty = true;
             }
+        }
+        // What was begun for them while they were on their way.
+        for channel in mute.into_iter().flat_map(|key| self.channels_of(key)).collect::<Vec<_>>() {
+            self.close(channel, shm::VMLOOP_CLOSE_PEER_GONE);
         }
         if self.return_by.is_some_and(|by| by <= now) {
             self.return_by = None;

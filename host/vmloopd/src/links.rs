@@ -131,10 +131,19 @@ impl Links {
         }
     }
 
+    fn named(&self, name: &str) -> Option<(&u32, &Link)> {
+        self.links.iter().find(|(_, link)| link.name == name)
+    }
+
+    /// Whether the host has an interface of that name.
+    pub fn has(&self, name: &str) -> bool {
+        self.named(name).is_some()
+    }
+
     /// Where an interface of a guest is that is in no bridge: with nobody but
     /// the host.
     pub fn alone(&self, name: &str) -> Option<Port> {
-        let (index, link) = self.links.iter().find(|(_, link)| link.name == name)?;
+        let (index, link) = self.named(name)?;
         (link.up && link.master == 0).then(|| Port {
             bridge: *index,
             bridge_name: link.name.clone(),
@@ -163,11 +172,7 @@ impl Links {
         if name.is_empty() {
             return Err("not a tap interface of this host".into());
         }
-        let link = self
-            .links
-            .values()
-            .find(|link| link.name == name)
-            .ok_or_else(|| format!("no interface {name}"))?;
+        let (_, link) = self.named(name).ok_or_else(|| format!("no interface {name}"))?;
         let bridge = self
             .links
             .get(&link.master)
@@ -430,6 +435,6 @@ mod tests {
         let (connection, handle, _) = rtnetlink::new_connection().expect("rtnetlink");
         tokio::spawn(connection);
         let links = read(&handle).await.expect("a dump");
-        assert!(links.links.values().any(|link| link.name == "lo"));
+        assert!(links.has("lo"));
     }
 }

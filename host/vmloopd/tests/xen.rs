@@ -155,14 +155,26 @@ fn meet(store: &Xenstored) -> (Modules<'_>, Modules<'_>) {
     (a, b)
 }
 
-/// A channel between them, up on both sides.
-fn link(agent: &Agent, a: &mut Modules<'_>, b: &mut Modules<'_>) -> u32 {
-    a.want(b.domain);
+/// A guest whose modules were answered.
+fn ready(store: &Xenstored, domain: u32) -> Modules<'_> {
+    let modules = Modules::load(store, domain, 0x11);
+    wait("a welcome", || modules.agent().is_some());
+    modules
+}
+
+/// Both do as they are told until side 1 has mapped the region.
+fn up(a: &mut Modules<'_>, b: &mut Modules<'_>) {
     wait("a channel on side 1", || {
         a.work();
         b.work();
         b.channels.values().any(|said| said == "up")
     });
+}
+
+/// A channel between them, up on both sides.
+fn link(agent: &Agent, a: &mut Modules<'_>, b: &mut Modules<'_>) -> u32 {
+    a.want(b.domain);
+    up(a, b);
     let tag = *b.were_up.last().expect("it was up");
     a.up(tag);
     wait("a channel that is up", || {
@@ -605,6 +617,24 @@ fn interfaces_that_come_and_go() {
 }
 
 #[test]
+fn a_guest_whose_interfaces_go_before_it() {
+    let (_directory, store, agent) = begin(2);
+    let (mut a, mut b) = meet(&store);
+    link(&agent, &mut a, &mut b);
+    agent.send(Event::Links(Links::default()));
+    wait("close", || agent.list().channels[0].reason == "peer gone");
+}
+
+#[test]
+fn a_channel_that_is_forbidden() {
+    let (directory, store, agent) = begin(2);
+    let (mut a, mut b) = meet(&store);
+    link(&agent, &mut a, &mut b);
+    agent.policy(directory.path(), "default = 'deny'\n");
+    wait("close", || agent.list().channels[0].reason == "policy");
+}
+
+#[test]
 fn idle_channels() {
     let (_directory, store, agent) = begin(2);
     let (mut a, mut b) = meet(&store);
@@ -871,60 +901,142 @@ fn a_guest_that_is_migrated_within_the_host() {
     link(&agent, &mut a, &mut c);
 }
 
-#[test]
-fn a_guest_that_is_on_its_way() {
-    let (_directory, store, agent) = begin(1);
-    let mut a = Modules::load(&store, 1, 0x11);
-    wait("a welcome", || a.agent().is_some());
+/// Domain 3 is being received and will be g2; a guest hears of it by that name.
+fn receive(store: &Xenstored, agent: &Agent, of: &Modules<'_>) {
     store.restore(3, "g2--incoming", 2);
-    // Its neighbours hear of it by its own name, and may ask for it already.
-    let shown = format!("{} {} 1 1500", mac(1, 0), mac(2, 0));
-    wait("it", || a.told("peer/3").is_some_and(|text| text.ends_with(" 0 g2")));
-    assert_eq!(a.told("peer/3/interface/0"), Some(shown));
+    let shown = format!("{} {} 1 1500", mac(of.domain, 0), mac(2, 0));
+    wait("it", || of.told("peer/3").is_some_and(|text| text.ends_with(" 0 g2")));
+    assert_eq!(of.told("peer/3/interface/0"), Some(shown));
     assert_eq!(agent.state("g2--incoming"), "arriving");
-    a.want(3);
-    let reason = |a: &Modules<'_>| a.refused(3).map(|(reason, _)| reason);
-    wait("later", || reason(&a) == Some(shm::VMLOOP_REFUSED_BUSY));
+}
 
+/// It runs: its modules speak, and what their first welcome was.
+fn arrive<'a>(store: &'a Xenstored, agent: &Agent, neighbour: u32) -> (Modules<'a>, String) {
     store.state().written.clear();
     store.dom0("/local/domain/3/name", "g2");
     wait("a name", || agent.state("g2") == "arriving");
-    let mut b = Modules::load(&store, 3, 0x333);
-    // With the first answer comes the channel, and nobody had to ask again.
-    wait("a welcome", || b.agent().is_some());
-    if !store.is_real() {
-        let state = store.state();
-        let pages = |domain| {
-            let path = format!("/local/domain/{domain}/vmloop/page/0");
-            state.written.iter().filter(move |(at, _)| *at == path).map(|(_, page)| page)
-        };
-        let told = |page: &&String| page.contains("0000000000000333");
-        let first = pages(3).find(told).expect("a welcome");
-        assert!(first.contains("\nchannel/") && first.contains(" wait\n"), "{first}");
-        assert!(pages(1).all(|page| page.contains("\npeer/3 ")), "it was gone in between");
-    }
-    wait("a channel", || {
+    let modules = Modules::load(store, 3, 0x333);
+    wait("a welcome", || modules.agent().is_some());
+    let state = store.state();
+    let pages = |domain| {
+        let path = format!("/local/domain/{domain}/vmloop/page/0");
+        state.written.iter().filter(move |(at, _)| *at == path).map(|(_, page)| page)
+    };
+    let told = |page: &&String| page.contains("0000000000000333");
+    let first = pages(3).find(told).cloned().unwrap_or_default();
+    assert!(pages(neighbour).all(|page| page.contains("\npeer/3 ")), "it was gone in between");
+    (modules, first)
+}
+
+/// The region for a guest that is on its way is made.
+fn offer(store: &Xenstored, agent: &Agent, a: &mut Modules<'_>) -> u32 {
+    let opened = agent.status().counters.channels_opened;
+    a.want(3);
+    wait("an offer", || {
         a.work();
-        b.work();
-        b.channels.values().any(|said| said == "up")
+        agent.status().counters.channels_opened > opened
     });
+    let tag = a.peer(3).expect("a peer").1;
+    assert_eq!(a.told(&format!("channel/{tag}")), Some("3 0 make".into()));
+    // Who has not spoken is told nothing.
+    for page in store.below("/local/domain/3/vmloop/page") {
+        let text = store.read(0, &page).expect("a page");
+        assert!(!text.contains("\nchannel/"), "{text}");
+    }
+    tag
+}
+
+#[test]
+fn a_guest_that_is_on_its_way() {
+    let (_directory, store, agent) = begin(1);
+    let mut a = ready(&store, 1);
+    receive(&store, &agent, &a);
+    // Its neighbours may make the region already: the first answer leads to it.
+    let tag = offer(&store, &agent, &mut a);
+    let (mut b, first) = arrive(&store, &agent, 1);
+    let map = format!("\nchannel/{tag} 1 1 map {} {}\n", 1000 + tag, 20 + tag);
+    assert!(store.is_real() || first.contains(&map), "{first}");
+    up(&mut a, &mut b);
+    assert_eq!((b.were_up.clone(), agent.channels()), (vec![tag], 1));
+}
+
+#[test]
+fn a_guest_that_is_long_on_its_way() {
+    let (_directory, store, agent) = begin(1);
+    let mut a = ready(&store, 1);
+    receive(&store, &agent, &a);
+    let tag = offer(&store, &agent, &mut a);
+    // Longer than an arrived one may be silent.
+    std::thread::sleep(std::time::Duration::from_secs(17));
+    let (mut b, _) = arrive(&store, &agent, 1);
+    up(&mut a, &mut b);
+    assert_eq!(b.were_up, [tag]);
+}
+
+#[test]
+fn a_guest_on_its_way_that_will_make_the_region() {
+    let (_directory, store, agent) = begin(0);
+    // Numbers have been through all there are.
+    store.create(5, "g5");
+    let mut a = ready(&store, 5);
+    receive(&store, &agent, &a);
+    a.want(3);
+    let reason = |a: &Modules<'_>| a.refused(3).map(|(reason, _)| reason);
+    wait("later", || reason(&a) == Some(shm::VMLOOP_REFUSED_BUSY));
+    // With the first answer comes the channel, and nobody had to ask again.
+    let (mut b, first) = arrive(&store, &agent, 5);
+    assert!(store.is_real() || first.contains(" 5 0 make\n"), "{first}");
+    up(&mut b, &mut a);
+}
+
+#[test]
+fn a_guest_that_never_arrives() {
+    let (directory, store, agent) = begin(1);
+    let mut a = ready(&store, 1);
+    receive(&store, &agent, &a);
+    offer(&store, &agent, &mut a);
+    store.destroy(3);
+    wait("an end", || {
+        a.work();
+        a.channels.is_empty() && a.peers().is_empty() && agent.channels() == 0
+    });
+
+    // Nor is what another agent has begun waited for; its question still stands.
+    receive(&store, &agent, &a);
+    let lost = offer(&store, &agent, &mut a);
+    agent.kill(&store);
+    let agent = Agent::start(directory.path(), &store);
+    wait("an end, and another", || {
+        a.work();
+        !a.channels.contains_key(&lost) && a.channels.len() == 1 && agent.channels() == 1
+    });
+    let (mut b, _) = arrive(&store, &agent, 1);
+    up(&mut a, &mut b);
+    assert_eq!(b.were_up, a.channels.keys().copied().collect::<Vec<_>>());
 }
 
 #[test]
 fn a_guest_that_arrives_without_modules() {
     let (directory, store, agent) = begin(1);
-    let a = Modules::load(&store, 1, 0x11);
-    wait("a welcome", || a.agent().is_some());
+    let mut a = ready(&store, 1);
     // The policy is about its own name.
     agent.policy(directory.path(), "[[group]]\nname = 'both'\nmembers = ['g1', 'g2']\n");
     store.restore(3, "g2--incoming", 2);
     wait("it", || a.peers() == ["3"]);
     assert_eq!(agent.state("g2--incoming"), "arriving");
+    offer(&store, &agent, &mut a);
     store.dom0("/local/domain/3/name", "g2");
     wait("a name", || agent.state("g2") == "arriving");
     assert_eq!(a.peers(), ["3"]);
     // Neighbours do not wait for ever.
-    wait("nobody", || a.peers().is_empty() && agent.state("g2") == "attached");
+    wait("nobody", || {
+        a.work();
+        a.peers().is_empty() && agent.state("g2") == "attached"
+    });
+    wait("an end", || {
+        a.work();
+        a.channels.is_empty() && agent.channels() == 0
+    });
 }
 
 #[test]

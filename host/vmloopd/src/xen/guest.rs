@@ -309,6 +309,7 @@ impl Task {
             updates,
             agent: None,
             incarnation,
+            has_spoken: incarnation != 0 || saved != 0,
             announced: false,
             welcomed: false,
             entries: None,
@@ -366,6 +367,8 @@ struct Serving {
     agent: Option<(u32, u32)>,
     /// of the modules that are there; 0 if none
     incarnation: u64,
+    /// whether there were ever any
+    has_spoken: bool,
     /// whether the broker knows of them
     announced: bool,
     /// whether the broker has answered them
@@ -618,13 +621,14 @@ impl Serving {
             };
             all.insert("agent".into(), agent.to_string());
         }
+        // Who has not spoken does not read.
+        if !self.welcomed {
+            return all;
+        }
         for (tag, link) in &self.links {
             if !self.dead.contains(tag) {
                 all.insert(format!("channel/{tag}"), link.to_string());
             }
-        }
-        if !self.welcomed {
-            return all;
         }
         if let Some(entries) = &self.entries {
             // A channel that these modules do not know is none.
@@ -907,8 +911,11 @@ impl Serving {
         }
         let incarnation = hello.as_ref().map_or(0, |hello| hello.incarnation);
         if incarnation != self.incarnation {
-            // These modules know nothing of what the ones before did.
-            self.dead.extend(self.links.keys());
+            // These modules know nothing of what the ones before did. What is
+            // there before the first ones was begun for them.
+            if std::mem::replace(&mut self.has_spoken, true) {
+                self.dead.extend(self.links.keys());
+            }
             self.said.clear();
             self.refused.clear();
             self.cookie = None;
