@@ -269,7 +269,8 @@ class Guest(Machine):
         (SIGABRT) after a crash, 0 after it ended itself.
         """
         path = self.lab.directory / self.name / self.own_file("status")
-        return int(path.read_text()) if path.exists() else None
+        # A domain that was saved has ended, and may have come back.
+        return int(path.read_text()) if path.exists() and not self.running else None
 
     def kill(self) -> None:
         """End it at once (SIGKILL to its QEMU, or ``xl destroy``), and wait for that."""

@@ -32,7 +32,7 @@ from vmlab import (
     qmp,
 )
 from vmlab.console import DETECTORS, ConsoleWatch, interrupted_twice, scan, stuck_where_patched
-from vmlab.errors import story
+from vmlab.errors import CommandTimeout, story
 from vmlab.kinds import Outer, find_kind
 from vmlab.lab import start_time
 from vmlab.migration import migrate
@@ -432,6 +432,43 @@ def test_a_guest_that_was_never_started_is_gone(tmp_path):
     lab: Any = SimpleNamespace(directory=tmp_path)
     guest: Any = SimpleNamespace(name="g1", lab=lab, own_file=str, exit_status=None, running=False)
     Guest.wait_ended(guest)
+
+
+class SlowToAnswer:
+    """A process in a guest that the lab has to wait for more than once."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *what):
+        pass
+
+    def wait(self, timeout):
+        self.asked += 1
+        if self.asked < 3:
+            raise CommandTimeout("still runs")
+
+
+def test_a_domain_that_was_saved_and_is_back_is_waited_for(tmp_path):
+    kind = SimpleNamespace(running=lambda guest: True)
+    lab: Any = SimpleNamespace(directory=tmp_path, kind=kind, hosts={"host": SimpleNamespace(check_alive=lambda: None)})
+    guest: Any = Guest(lab, GuestSpec("g2", 2))
+    (tmp_path / "g2").mkdir()
+    (tmp_path / "g2/start.sh").touch()
+    (tmp_path / "g2/status").write_text("137\n")
+    process = SlowToAnswer()
+    guest.popen = lambda command: process
+    guest.wait_booted()
+    assert process.asked == 3
+    assert guest.exit_status is None
+    # One that is not back has ended.
+    kind.running = lambda guest: False
+    guest.popen = lambda command: SlowToAnswer()
+    with pytest.raises(GuestFailed, match="ended with status 137"):
+        guest.wait_booted()
 
 
 def test_xl_migrates_over_the_relay():
