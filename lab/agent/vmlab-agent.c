@@ -46,6 +46,11 @@
 /* Children are not read while this much waits for the port. */
 #define OUT_HIGH	(256u * 1024)
 #define OUT_SIZE	(OUT_HIGH + 4 * MAX_PAYLOAD)
+/* How long a terminal that was opened again may say nothing, in ms. */
+#define SILENCE_FIRST	1000
+#define SILENCE_MOST	60000
+/* How long Linux may look at all its consoles, in ms: far longer than it does. */
+#define LET_GO		200
 
 enum frame_type {
 	F_HELLO = 1, F_OPEN, F_DATA, F_EOF, F_OUT, F_ERR, F_WINDOW, F_CLOSE,
@@ -81,6 +86,7 @@ static int port = -1;
 static bool terminal;		/* the port is one, so its line needs care */
 static const char *terminal_path;
 static bool synced = true;	/* false: skip input up to the next HELLO */
+static int silence = -1;	/* for how long in ms to wait for that; -1: for ever */
 static char outbuf[OUT_SIZE];
 static size_t out_start, out_end;
 static char inbuf[sizeof(struct header) + MAX_PAYLOAD];
@@ -668,6 +674,46 @@ static void wait_for_port(void)
 		send_frame(0, F_WELCOME, "", 0);
 }
 
+/*
+ * Waits until Linux has let go of the terminal that was just closed.
+ *
+ * A Xen console that a restore took away keeps its number until a work item of
+ * the kernel, begun by our close(), has freed it (hvc_cleanup()). Who opens it
+ * before has the old one: its output goes the new one's way, but its interrupt
+ * never comes. Who opens it while it is freed has memory that is free, as
+ * hvc_get_by_index() takes what has no reference any more, too. To have
+ * the kernel refresh its counters waits for a later item of the same queue on
+ * each CPU (vmstat_refresh()), so ours has begun then. It may still want the
+ * lock that khvcd has for as long as it looks at all consoles, and nothing tells
+ * of that.
+ */
+static void let_go(void)
+{
+	int fd = open("/proc/sys/vm/stat_refresh", O_WRONLY | O_CLOEXEC);
+
+	/* Nobody but root may, and it may find fault with the counters; it has waited then. */
+	if (fd >= 0 && write(fd, "1", 1) < 0 && errno != EINVAL)
+		note("stat_refresh");
+	if (fd >= 0)
+		close(fd);
+	poll(NULL, 0, LET_GO);
+}
+
+/*
+ * Opens a terminal anew, once what belonged to it is forgotten.
+ *
+ * Whether it is the right one (see let_go()) shows only when the outside greets.
+ * So one that stays silent is opened once more, and has longer each time, as an
+ * answer may only be slow.
+ */
+static void open_again(int milliseconds)
+{
+	silence = milliseconds < SILENCE_MOST ? milliseconds : SILENCE_MOST;
+	close(port);
+	let_go();
+	wait_for_port();
+}
+
 static struct pollfd polls[2 + 3 * MAX_STREAMS];
 static struct stream *poll_stream[2 + 3 * MAX_STREAMS];
 
@@ -681,7 +727,7 @@ static int add_poll(int at, int fd, short events, struct stream *s)
 static void one_round(int signals)
 {
 	bool room = out_used() < OUT_HIGH;
-	int n = 0;
+	int n = 0, found;
 
 	n = add_poll(n, signals, POLLIN, NULL);
 	n = add_poll(n, port, POLLIN | (out_used() ? POLLOUT : 0), NULL);
@@ -697,7 +743,8 @@ static void one_round(int signals)
 		if (s->err >= 0 && s->credit && room)
 			n = add_poll(n, s->err, POLLIN, s);
 	}
-	if (poll(polls, (nfds_t)n, -1) < 0)
+	found = poll(polls, (nfds_t)n, synced ? -1 : silence);
+	if (found < 0)
 		return;
 	if (polls[0].revents) {
 		struct signalfd_siginfo info;
@@ -729,16 +776,13 @@ static void one_round(int signals)
 			finish(&streams[i]);
 	flush_port();
 	/* Last, as frames may free the streams that were polled. */
-	if (polls[1].revents & POLLHUP) {
+	if (!found || polls[1].revents & POLLHUP) {
 		reset();
 		in_len = 0;
-		if (terminal) {
-			/* The guest was restored: its console is another one now. */
-			close(port);
-			wait_for_port();
-		} else {
+		if (terminal)	/* the guest was restored, just now or when it was silent first */
+			open_again(found ? SILENCE_FIRST : 2 * silence);
+		else
 			poll(NULL, 0, 50);	/* no event tells of a new connection */
-		}
 	} else if ((polls[1].revents & POLLIN) && !read_port()) {
 		reset();
 		in_len = 0;

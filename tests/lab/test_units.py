@@ -528,24 +528,40 @@ def free_port():
 
 
 def test_the_agent_finds_its_terminal_again(tmp_path):
-    """As after a restore: the old one is hung up, and another one has its name."""
-    ends = [os.openpty() for _ in range(2)]
+    """As after a restore: the old one is hung up, another one has its name, or has it only after a while."""
+    ends = [os.openpty() for _ in range(4)]
     path = tmp_path / "terminal"
     path.symlink_to(os.ttyname(ends[0][1]))
     with subprocess.Popen([kernels.build_program("vmlab-agent"), path], stderr=subprocess.DEVNULL) as agent:
         try:
-            for master, slave in ends:
-                greeting = b""
-                while not greeting.endswith(frame(0, Frame.WELCOME)):
-                    assert select.select([master], [], [], 10)[0], f"no greeting, only {greeting!r}"
-                    greeting += os.read(master, 100)
-                path.unlink()
-                if master is ends[0][0]:
-                    path.symlink_to(os.ttyname(ends[1][1]))
-                os.close(slave)
-                os.close(master)
+            await_greeting(ends[0][0])
+            path.unlink()
+            path.symlink_to(os.ttyname(ends[1][1]))
+            for end in ends[0]:
+                os.close(end)
+            # This one takes the agent's greeting, and says nothing.
+            await_greeting(ends[1][0])
+            path.unlink()
+            path.symlink_to(os.ttyname(ends[2][1]))
+            # Where it is greeted it stays.
+            await_greeting(ends[2][0], bytes(range(16)))
+            path.unlink()
+            path.symlink_to(os.ttyname(ends[3][1]))
+            assert not select.select([ends[3][0]], [], [], 5)[0], "it left the terminal on which it was greeted"
         finally:
             agent.kill()
+            for end in (*ends[1], *ends[2], *ends[3]):
+                os.close(end)
+
+
+def await_greeting(master, nonce=b""):
+    """The agent on a terminal's other side says WELCOME; greet it back with the nonce, if any, until it answers."""
+    heard = b""
+    while not heard.endswith(frame(0, Frame.WELCOME, nonce)):
+        assert select.select([master], [], [], 10)[0], f"no greeting, only {heard!r}"
+        heard += os.read(master, 100)
+        if nonce and heard.endswith(frame(0, Frame.WELCOME)):
+            os.write(master, frame(0, Frame.HELLO, nonce))
 
 
 def test_what_a_test_finds_of_a_lab_that_is_up(monkeypatch):
