@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.text import Text
 from vmlab import paths
 from vmlab.errors import VmlabError, story
+from vmlab.progress import busy
 
 from ..path.hosts import HOSTS, find_host
 from ..path.measure import KINDS, Meter, describe_host
@@ -87,7 +88,7 @@ def main() -> int:
     began = time.monotonic()
     try:
         with ExitStack() as stack:
-            with console.status(f"booting {kind.title} and two guests"):
+            with busy(console, f"booting {kind.title} and two guests"):
                 stage = stack.enter_context(Stage("demo", kind, options.kernel, options.machine))
             for retry in stage.retries:
                 console.print(f"[yellow]the lab did not boot and was booted again: {retry}[/]")

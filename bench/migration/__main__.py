@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from vmlab import Lab, paths
 from vmlab.errors import VmlabError, story
+from vmlab.progress import busy
 
 from .hosts import HOSTS
 from .load import Load
@@ -33,6 +34,7 @@ def describe(stage: Stage) -> dict[str, str]:
         "hosts": f"2, kernel {state['host_kernel']}, {state['memory']} MiB each, {state['accelerator']}",
         "guests": f"kernel {stage.g1.run(['uname', '-r']).out.strip()}, {spec.memory} MiB, {spec.machine}",
         "hypervisor": stage.kind.version(stage.lab),
+        "time": stage.lab.clocks,
         "standard network": f"{stage.kind.standard_network} over both hosts",
     }
 
@@ -99,7 +101,7 @@ def main() -> int:
     began = time.monotonic()
     try:
         build_tools()
-        with console.status(f"booting {kind.title} and two guests"):
+        with busy(console, f"booting {kind.title} and two guests"):
             lab = Lab.up("migration", bound=True, **kind.lab)
         with lab:
             stage = Stage(lab)

@@ -16,7 +16,7 @@ from vmlab.errors import CommandFailed, VmlabError
 from vmlab.process import Process
 
 from ..path.stage import wait_for
-from .stage import HERE, Detached, Stage, now
+from .stage import HERE, Detached, Stage
 
 TURNS, BEATS_TO_G1, BEATS_TO_G2, BYTES_TO_G1, BYTES_TO_G2, IPERF_TO_G1, IPERF_TO_G2 = range(7300, 7307)
 """Ports."""
@@ -78,9 +78,9 @@ class Load:
     def _start(self) -> None:
         g1, g2 = self.stage.g1.ip, self.stage.g2.ip
         self._in_g2("turns", f"{HERE}/turns serve {TURNS}", "ready")
-        self._in_g1("turns", f"{HERE}/turns ask {g2} {TURNS}")
+        self._in_g1("turns", f"{HERE}/turns ask {g2} {TURNS} {self.rate}")
         wait_for(lambda: bool(self.turns()), 20, "turns")
-        self.began = now() - self.turns()[-1].at
+        self.began = self.stage.lab.now() - self.turns()[-1].at
         if not self.everything:
             return
         self._in_g1("beats", f"{HERE}/beat receive {BEATS_TO_G1}", "ready")
@@ -155,6 +155,7 @@ class Load:
 
         Looks until there are no more than ``at_most``, or for so many seconds.
         """
+        now = self.stage.lab.now
         deadline = now() + seconds
         found = self.missing()
         while now() < deadline and (at_most is None or any(n > m for n, m in zip(found, at_most, strict=True))):

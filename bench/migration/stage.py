@@ -3,7 +3,6 @@
 
 import json
 import subprocess
-import time
 from typing import Any
 
 from vmlab import Guest, Host, Lab, paths
@@ -200,8 +199,3 @@ class Detached:
     def kill(self) -> None:
         """SIGKILL, whatever it does. A guest that does not answer any more keeps nobody waiting."""
         self.guest.run(f"kill -KILL $(cat {self.file}.pid) 2>/dev/null", check=False, timeout=5)
-
-
-def now() -> float:
-    """The clock of everything here."""
-    return time.monotonic()

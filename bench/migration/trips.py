@@ -10,7 +10,7 @@ from vmlab import Host
 
 from ..path.stage import wait_for
 from .load import Load
-from .stage import Stage, now
+from .stage import Stage
 
 RISE = 20.0
 """Seconds within which a channel must be there at all."""
@@ -93,11 +93,11 @@ def _stood_ms(seconds: float | None) -> float | None:
 def go_plainly(stage: Stage, load: Load) -> Trip:
     """Migrate g2 to the host on which it is not, where there is no vmloop: the measure of the others."""
     trip = Trip(stage.other.name)
-    quiet = now()
+    quiet = stage.lab.now()
     trip.quiet_ms = 1000 * load.longest(quiet - 3, quiet)
     trip.began = trip.prepared = round(quiet - load.began, 2)
     trip.stood_ms = _stood_ms(stage.lab.migrate(stage.g2.name, trip.to, lambda uri: stage.kind.begin(stage.g2, uri)))
-    trip.arrived = round(now() - load.began, 2)
+    trip.arrived = round(stage.lab.now() - load.began, 2)
     _settle(load, trip)
     return trip
 
@@ -121,25 +121,25 @@ def go(stage: Stage, load: Load, say: Callable[[str, float], None] = lambda what
     g1, g2, kind = stage.g1, stage.g2, stage.kind
     here, there = g2.host, stage.other
     trip = Trip(there.name)
-    quiet = now()
+    quiet = stage.lab.now()
     trip.quiet_ms = 1000 * load.longest(quiet - 3, quiet)
     before = load.settled(seconds=0.5) if load.everything else (0, 0)
 
     def since() -> float:
-        return round(now() - load.began, 2)
+        return round(stage.lab.now() - load.began, 2)
 
     def at(host: Host, clock: float) -> float:
         """The same for a moment by a host's clock: this program sees late what happens there."""
         return round(since() - (stage.clock(host) - clock), 2)
 
     def start(uri: str) -> None:
-        began, clock = now(), stage.clock(here)
+        began, clock = stage.lab.now(), stage.clock(here)
         had_channel = stage.is_up()
         trip.began = since()
         say("migration asked for", trip.began)
         if kind.has_hook:
             stage.command(here, "prepare", g2.name)
-            done = now()
+            done = stage.lab.now()
             trip.prepared = since()
             trip.down = "up" not in (stage.state(g1, g2), stage.state(g2, g1))
             trip.clean = not kind.left_behind(g2)

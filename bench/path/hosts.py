@@ -6,7 +6,6 @@ hypervisor.
 """
 
 import re
-import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -109,7 +108,7 @@ class KvmHost(StageHost):
         return ProcStat(lab)
 
     def now(self, lab: Lab) -> float:
-        return time.monotonic()
+        return lab.now()
 
 
 class ProcStat:

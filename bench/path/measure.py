@@ -215,6 +215,7 @@ def describe_host(stage: Stage) -> dict[str, Any]:
         "kind": stage.kind.name,
         "hypervisor": stage.kind.version(stage.lab),
         "virtual_time": stage.kind.virtual_time,
+        "time": stage.lab.clocks,
         "machine": stage.machine,
         "qemu": host.run("qemu-system-x86_64 --version | head -n 1").out.strip(),
         "standard_network": stage.kind.standard_network,

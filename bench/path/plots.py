@@ -113,7 +113,7 @@ def facts(host: dict[str, Any]) -> str:
         "kernels": f"host {host['host_kernel']}, guests {host['guest_kernel']} on {host['machine']}",
         "hypervisor": f"{host['hypervisor']}; {host['qemu']}",
         "standard network": host["standard_network"],
-        "time": "virtual: it counts the instructions that the whole host executes" if host["virtual_time"] else "real",
+        "time": host["time"],
         "clock source": f"host {clock['host']}, guests {clock['guest']}",
     }
     return "".join(f"<dt>{esc(key)}</dt><dd>{esc(value)}</dd>" for key, value in lines.items())

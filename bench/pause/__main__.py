@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from vmlab import Guest, paths
 from vmlab.errors import VmlabError, story
+from vmlab.progress import busy
 from vmlab.xen import TOOLS
 
 from ..path.hosts import find_host
@@ -124,7 +125,7 @@ def main() -> int:
     taken: list[dict[str, Any]] = []
     try:
         with ExitStack() as stack:
-            with console.status(f"booting {kind.title} and two guests"):
+            with busy(console, f"booting {kind.title} and two guests"):
                 stage = stack.enter_context(Stage("pause", kind, options.kernel, options.machine))
             host = describe_host(stage)
             stage.use("channel")
@@ -136,7 +137,7 @@ def main() -> int:
                     else:
                         stage.unload()
                     for guest in stage.guests:
-                        with console.status(f"round {number + 1} of {options.rounds}: {guest.name}, {way} vmloop"):
+                        with busy(console, f"round {number + 1} of {options.rounds}: {guest.name}, {way} vmloop"):
                             one = checkpoint(stage, guest, way)
                         taken.append(one)
                         console.print(

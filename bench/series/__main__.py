@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from vmlab import paths
 from vmlab.errors import VmlabError, story
+from vmlab.progress import busy
 
 from ..path.hosts import HOSTS, find_host
 from ..path.measure import Meter, describe_host
@@ -84,7 +85,7 @@ def main() -> int:
     began = time.monotonic()
     try:
         with ExitStack() as stack:
-            with console.status(f"booting {kind.title} and two guests"):
+            with busy(console, f"booting {kind.title} and two guests"):
                 stage = stack.enter_context(Stage("series", kind, options.kernel, options.machine))
             for retry in stage.retries:
                 console.print(f"[yellow]the lab did not boot and was booted again: {retry}[/]")

@@ -59,9 +59,9 @@ def _up(name: str, guests: int, **options: Any) -> None:
     from rich.console import Console
 
     from .lab import Lab
+    from .progress import busy
 
-    console = Console(stderr=True)
-    with console.status(f"booting lab {name}"):
+    with busy(Console(stderr=True), f"booting lab {name}"):
         lab = Lab.up(name, guests, **options)
     print(f"lab {name} is up: {', '.join([*lab.hosts, *lab.guests])}")
 
@@ -188,6 +188,8 @@ def status(name: str, as_json: bool) -> None:
 
     table = Table("machine", "host", "state", "kernel", "type", "address", "ethernet", "bridge", "mtu")
     kind = f"{info['kind']} on {info['accelerator']}{', virtual time' if info['virtual_time'] else ''}"
+    if info["dilation"] != 1:
+        kind += f", {info['dilation']:g} times slower"
     for host in lab.hosts.values():
         table.add_row(host.name, "", "up", info["host_kernel"], kind, host.ip, "", "", "")
     for guest in info["guests"]:

@@ -17,12 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import kernels, paths, silence
+from . import dilation, kernels, paths, silence
 from .console import ConsoleWatch, Finding
 from .errors import CommandFailed, ConsoleFailed, GuestFailed, LabFailed, VmlabError
 from .kinds import HostKind, Outer, find_kind
 from .machine import Guest, Host
 from .migration import migrate
+from .process import SLOW
 from .qemu import FIRST_HOST, GuestSpec
 
 
@@ -364,6 +365,8 @@ class Lab:
         self, kind: HostKind, kernel: kernels.Kernel, memory: int, accelerator: str, virtual_time: bool,
         defaults: dict[str, Any], bound: bool, count: int,
     ) -> None:  # fmt: skip
+        factor = dilation.factor(accelerator, virtual_time)
+        slower = dilation.environment(factor)
         host_dir = self.directory / "host"
         host_dir.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.run_dir, ignore_errors=True)
@@ -386,6 +389,7 @@ class Lab:
         config = {
             "hosts": {outer.host: kind.outer_command(outer) for outer in outers},
             "run_dir": str(self.run_dir),
+            "environment": slower,
         }
         (self.directory / "switch.json").write_text(json.dumps(config, indent=1))
         environ = dict(os.environ, PYTHONPATH=str(paths.LAB_SOURCE))
@@ -399,7 +403,7 @@ class Lab:
                 start_new_session=True, cwd="/",
             )  # fmt: skip
         self._child = child
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 15 * SLOW
         while not self.switch_socket.exists():
             if child.poll() is not None or time.monotonic() > deadline:
                 child.kill()
@@ -414,6 +418,7 @@ class Lab:
             "name": self.name,
             "kind": kind.name,
             "virtual_time": virtual_time,
+            "dilation": factor,
             "accelerator": accelerator,
             "memory": memory,
             "host_kernel": kernel.release,
@@ -464,6 +469,22 @@ class Lab:
         self._load()
         return self._state
 
+    @property
+    def dilation(self) -> float:
+        """Seconds that pass outside while one does by the machines' clocks; 1 in virtual time, too."""
+        return float(self.state["dilation"])
+
+    def now(self) -> float:
+        """Seconds since some moment in the past, as fast as the machines count them (not in virtual time)."""
+        return time.monotonic() / self.dilation
+
+    @property
+    def clocks(self) -> str:
+        """By what the machines' clocks go, for people."""
+        if self.state["virtual_time"]:
+            return "virtual: it counts the instructions that the whole host executes"
+        return "real" if self.dilation == 1 else f"{self.dilation:g} times slower than real"
+
     def info(self) -> dict[str, Any]:
         """What './vmlab status' tells."""
         state = self.state
@@ -472,6 +493,7 @@ class Lab:
             "name": self.name,
             "kind": self.kind.name,
             "virtual_time": state["virtual_time"],
+            "dilation": state["dilation"],
             "running": self.running,
             "accelerator": state["accelerator"],
             "host_kernel": state["host_kernel"],

@@ -28,7 +28,10 @@ from .protocol import (
 
 ERRNO_LIMIT = 4096
 SLOW = float(os.environ.get("VMLAB_SLOW", "1"))
-"""All deadlines are that many times as long: for an outside that is busy with something else."""
+"""All deadlines are that many times as long: for an outside that is slow, or busy with something else.
+
+Inside emulated machines as well (dilation.py).
+"""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 

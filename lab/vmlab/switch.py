@@ -311,6 +311,7 @@ class Switch:
         with open(self._lab_dir / name / "qemu.log", "ab") as log:
             return await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, **self._config["environment"]},
                 preexec_fn=die_with_parent, pass_fds=[lan.fileno()] if command != given else [],
             )  # fmt: skip
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vmlab import CommandFailed, Guest, Lab, paths
-from vmlab.process import Process
+from vmlab.process import SLOW, Process
 
 TOOLS = paths.OUT / "guest-tools"
 BIN = paths.OUT / "bin"
@@ -46,7 +46,7 @@ def until(look: Callable[[], T], seconds: float, what: str, seen: Any = None) ->
 
     ``seen``, which ``look`` may change, is shown where it never did.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * SLOW
     while True:
         found = look()
         if found:

@@ -67,7 +67,7 @@ def test_transfer_notices_a_stall(net, g1, g2):
     with net.transfer(g1, g2) as transfer:
         transfer.wait_bytes(1_000_000)
         g1.pause()
-        time.sleep(1.2)
+        time.sleep(1.2 * net.lab.dilation)
         g1.unpause()
         transfer.wait_bytes(1_000_000)
         assert transfer.finish() > 1.0

@@ -9,7 +9,6 @@ memory (``movable``). A checkpoint goes on in the same domain, 9p and all.
 """
 
 import json
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -128,7 +127,7 @@ def wait_rise(net, guest, peer, begun):
     The peer tells when: the lab may take longer to find its line to the guest.
     """
     net.wait_state(peer, guest, "up")
-    took = time.monotonic() - begun
+    took = net.lab.now() - begun
     assert took < LONGEST_RISE * net.slow, f"the channel came back after {took:.1f} s"
     guest.wait_booted()
     net.wait_state(guest, peer, "up")
@@ -148,7 +147,7 @@ def save(net, host, guest, *words):
 def restore(net, host):
     """Returns when the guest began to run, at the latest."""
     host.run([XL, "restore", FILE], timeout=300 * net.slow)
-    begun = time.monotonic()
+    begun = net.lab.now()
     host.run(["rm", FILE])
     return begun
 
@@ -160,7 +159,7 @@ def test_checkpoint(net, host, g1, fourth, alone):
     with flow(net, fourth, g1) as transfer:
         for _ in range(2):
             host.run([XL, "save", "-c", fourth.name, "/dev/null"], timeout=300 * net.slow)
-            wait_rise(net, fourth, g1, time.monotonic())
+            wait_rise(net, fourth, g1, net.lab.now())
             assert 0 < pause(fourth) < LONGEST_PAUSE * net.slow
             transfer.go_on_by_channel(fourth, g1)
     assert fourth.domid == domid

@@ -2,6 +2,7 @@
 """The parts of the lab that need no machine."""
 
 import asyncio
+import io
 import json
 import os
 import select
@@ -10,12 +11,15 @@ import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from vmlab import (
     CommandFailed,
     Guest,
@@ -24,6 +28,7 @@ from vmlab import (
     Lab,
     VmlabError,
     accel,
+    dilation,
     kernels,
     movable,
     paths,
@@ -36,6 +41,7 @@ from vmlab.errors import CommandTimeout, story
 from vmlab.kinds import Outer, find_kind
 from vmlab.lab import start_time
 from vmlab.migration import migrate
+from vmlab.progress import busy
 from vmlab.protocol import (
     MAX_PAYLOAD,
     Frame,
@@ -679,14 +685,14 @@ def test_a_line_follows_its_guest(tmp_path):
 
 
 FAKE_OUTER = """
-import socket, sys, time
+import os, socket, sys, time
 name, path, lan, proof = sys.argv[1:]
 agent = socket.socket(socket.AF_UNIX)
 agent.bind(path)
 agent.listen()
 line = socket.socket(fileno=int(lan.rpartition("=")[2]))
 line.sendall(name.encode())
-open(proof, "w").write(line.recv(100).decode())
+open(proof, "w").write(line.recv(100).decode() + os.environ["TOLD"])
 agent.accept()[0].recv(1)
 time.sleep(100)
 """
@@ -700,23 +706,25 @@ def test_hosts_of_a_switch_are_joined_and_end_together(tmp_path):
         (tmp_path / "run" / name).mkdir()
         socket = str(tmp_path / "run" / name / "agent.sock")
         hosts[name] = [sys.executable, "-c", FAKE_OUTER, name, socket, f"socket,{LAN}", str(tmp_path / name / "proof")]
-    (tmp_path / "switch.json").write_text(json.dumps({"run_dir": str(tmp_path / "run"), "hosts": hosts}))
+    config = {"run_dir": str(tmp_path / "run"), "hosts": hosts, "environment": {"TOLD": " and more"}}
+    (tmp_path / "switch.json").write_text(json.dumps(config))
     switch = subprocess.Popen(
         [sys.executable, "-m", "vmlab.switch", str(tmp_path)], env=dict(os.environ, PYTHONPATH=str(paths.LAB_SOURCE))
     )
 
     def wait(look):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not look():
-            assert time.monotonic() < deadline and switch.poll() is None
+            assert switch.poll() is None, "the switch has ended"
+            assert time.monotonic() < deadline
             time.sleep(0.02)
 
     try:
         wait((tmp_path / "run" / "switch.sock").exists)
         wait(lambda: all((tmp_path / name / "proof").exists() for name in hosts))
         pids = json.loads((tmp_path / "qemu.pids").read_text())
-        wait(lambda: (tmp_path / "host" / "proof").read_text() == "host2")
-        wait(lambda: (tmp_path / "host2" / "proof").read_text() == "host")
+        wait(lambda: (tmp_path / "host" / "proof").read_text() == "host2 and more")
+        wait(lambda: (tmp_path / "host2" / "proof").read_text() == "host and more")
         # One host is nothing without the other.
         os.kill(pids["host2"], signal.SIGKILL)
         switch.wait(20)
@@ -1066,3 +1074,43 @@ def test_an_interrupt_that_came_while_they_were_off():
     assert not Stack.parse(user, 0xFFFFC90000003E60).interrupted_while_off(symbols)
     cut = "\n".join(INTERRUPTED.splitlines()[:-2])
     assert not Stack.parse(cut, 0xFFFFC90000003E60).interrupted_while_off(symbols)
+
+
+def test_nothing_is_drawn_for_nobody():
+    before = set(threading.enumerate())
+    text = io.StringIO()
+    with busy(Console(file=text), "booting"):
+        assert set(threading.enumerate()) <= before
+        assert text.getvalue() == "booting ...\n"
+    with busy(Console(file=io.StringIO(), force_terminal=True), "booting"):
+        assert len(set(threading.enumerate()) - before) == 1
+
+
+def test_who_has_slower_clocks(monkeypatch):
+    monkeypatch.setattr(dilation, "SLOW", 4.0)
+    assert dilation.factor("tcg", False) == 4
+    assert dilation.factor("tcg", True) == dilation.factor("kvm", False) == 1
+    assert dilation.environment(1) == {}
+    monkeypatch.setattr(dilation, "LIBRARY", Path("/nowhere"))
+    with pytest.raises(VmlabError, match="make deps"):
+        dilation.environment(4)
+
+
+def test_clocks_are_slower():
+    """By as much as they are to be: what a program sees passes lies between what passed around and within."""
+    script = "import time\nwhile input(): print(time.monotonic(), time.time(), flush=True)"
+    environ = {**os.environ, **dilation.environment(10)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe, text=True, env=environ) as child:
+        assert child.stdin and child.stdout
+        moments, said = [], []
+        for _ in range(2):
+            moments.append(time.monotonic())
+            print("now", file=child.stdin, flush=True)
+            said.append([float(word) for word in child.stdout.readline().split()])
+            moments.append(time.monotonic())
+            time.sleep(0.5)
+        print(file=child.stdin, flush=True)
+    around, within = moments[3] - moments[0], moments[2] - moments[1]
+    for first, second in zip(*said, strict=True):
+        assert 0.999 * within / 10 - 1e-6 <= second - first <= 1.001 * around / 10 + 1e-6
