@@ -125,7 +125,7 @@ class XenHosts(MovingHost):
         "guests": 2,
         "machine": "pvh",
         "memory": 3072,
-        "guest_memory": 384,
+        "guest_memory": 256,
     }
     patience = 3.0
     halts = "halted by Xen"
