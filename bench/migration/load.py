@@ -46,10 +46,12 @@ class Turn:
 class Load:
     """The traffic. A context manager; finish() ends it in order, and judges."""
 
-    def __init__(self, stage: Stage, everything: bool = True) -> None:
+    def __init__(self, stage: Stage, everything: bool = True, rate: int = 0) -> None:
         self.stage = stage
         self.everything = everything
         """Or requests and responses only."""
+        self.rate = rate
+        """Requests a second at most; 0: as many as are answered."""
         self.began = 0.0
         self.report: dict[str, Any] = {}
         self._stack = ExitStack()

@@ -2,11 +2,12 @@
 /*
  * turns.c - requests and responses over one TCP connection, one at a time.
  *
- *	turns serve PORT         one connection
- *	turns ask HOST PORT      until SIGTERM
+ *	turns serve PORT                     one connection
+ *	turns ask HOST PORT [PER_SECOND]     until SIGTERM
  *
  * A request is a number, its response what scatter() makes of it, which the
- * asker checks. The asker says each tenth of a second
+ * asker checks. Each comes as soon as the one before is answered, or so many
+ * a second at most. The asker says each tenth of a second
  *
  *	SECONDS TURNS LONGEST
  *
@@ -86,40 +87,82 @@ static void serve(uint16_t port)
 		write_word(fd, scatter(word));
 }
 
-static void ask(const char *host, const char *port)
+/* What the asker counts. Times are seconds of now(). */
+struct count {
+	double start;
+	double said;
+	double longest;
+	uint64_t turns;
+};
+
+/* Says how it stands if a tenth has passed. */
+static void say(struct count *count, bool answered)
 {
-	double start, said, asked, t, longest = 0;
-	struct pollfd wait = { .events = POLLIN };
-	uint64_t turns = 0, word;
+	double t = now();
+
+	if (t - count->said < TICK)
+		return;
+	printf("%.3f %llu %.4f\n", t - count->start,
+	       (unsigned long long)count->turns + answered, count->longest);
+	fflush(stdout);
+	count->said = t;
+	count->longest = 0;
+}
+
+/* Waits for the response to what was asked then. */
+static void await(struct count *count, int fd, double asked)
+{
+	struct pollfd wait = { .fd = fd, .events = POLLIN };
+	double t;
 	int got;
 
-	wait.fd = connected(SOCK_STREAM, host, port);
-	at_once(wait.fd);
-	start = now();
-	said = start;
+	do {
+		got = poll(&wait, 1, (int)(TICK * 1000));
+		t = now();
+		if (t - asked > count->longest)
+			count->longest = t - asked;
+		say(count, got > 0);
+	} while (got <= 0);
+}
+
+/* Waits until then, or for SIGTERM, which ends the poll. */
+static void rest(struct count *count, double until)
+{
+	double left;
+
+	while (!ending && (left = until - now()) > 0) {
+		if (left > TICK)
+			left = TICK;
+		poll(NULL, 0, (int)(left * 1000) + 1);
+		say(count, false);
+	}
+}
+
+static void ask(const char *host, const char *port, unsigned int rate)
+{
+	struct count count = { 0 };
+	double asked;
+	uint64_t word;
+	int fd;
+
+	fd = connected(SOCK_STREAM, host, port);
+	at_once(fd);
+	count.start = now();
+	count.said = count.start;
 	while (!ending) {
 		asked = now();
-		write_word(wait.fd, turns);
-		do {
-			got = poll(&wait, 1, (int)(TICK * 1000));
-			t = now();
-			if (t - asked > longest)
-				longest = t - asked;
-			if (t - said >= TICK) {
-				printf("%.3f %llu %.4f\n", t - start,
-				       (unsigned long long)turns + (got > 0), longest);
-				fflush(stdout);
-				said = t;
-				longest = 0;
-			}
-		} while (got <= 0);
-		if (!read_word(wait.fd, &word))
-			fail("closed after %llu turns", (unsigned long long)turns);
-		if (word != scatter(turns))
-			fail("response %llu is wrong", (unsigned long long)turns);
-		turns++;
+		write_word(fd, count.turns);
+		await(&count, fd, asked);
+		if (!read_word(fd, &word))
+			fail("closed after %llu turns", (unsigned long long)count.turns);
+		if (word != scatter(count.turns))
+			fail("response %llu is wrong", (unsigned long long)count.turns);
+		count.turns++;
+		if (rate)
+			rest(&count, asked + 1.0 / rate);
 	}
-	printf("{\"turns\": %llu, \"seconds\": %.3f}\n", (unsigned long long)turns, now() - start);
+	printf("{\"turns\": %llu, \"seconds\": %.3f}\n", (unsigned long long)count.turns,
+	       now() - count.start);
 }
 
 int main(int argc, char **argv)
@@ -128,14 +171,14 @@ int main(int argc, char **argv)
 
 	if (argc == 3 && !strcmp(argv[1], "serve")) {
 		serve((uint16_t)atoi(argv[2]));
-	} else if (argc == 4 && !strcmp(argv[1], "ask")) {
+	} else if ((argc == 4 || argc == 5) && !strcmp(argv[1], "ask")) {
 		/* The turn under way is finished, unless nothing comes. */
 		action.sa_flags = SA_RESTART;
 		sigaction(SIGTERM, &action, NULL);
 		sigaction(SIGINT, &action, NULL);
-		ask(argv[2], argv[3]);
+		ask(argv[2], argv[3], argc == 5 ? (unsigned int)atoi(argv[4]) : 0);
 	} else {
-		fail("usage: turns serve PORT | ask HOST PORT");
+		fail("usage: turns serve PORT | ask HOST PORT [PER_SECOND]");
 	}
 	return 0;
 }
