@@ -2,6 +2,7 @@
 """QMP commands to an inner QEMU, whose socket is inside the host."""
 
 import asyncio
+import logging
 import socket
 import threading
 from contextlib import suppress
@@ -50,9 +51,13 @@ def _relay(stream: Stream, ours: socket.socket) -> None:
 async def talk(name: str, qemu: socket.socket, command: str, arguments: dict[str, Any]) -> Any:
     """Run one command on a new QMP connection; returns what it returned."""
     client = QMPClient(name)
-    # An event may come before the answer to qmp_capabilities. The client's own
-    # negotiation takes it for one, and fails; its session can tell them apart.
-    client.negotiate = False
+    # An event may come before the greeting, and before the answer to
+    # qmp_capabilities: QEMU lets a new client in before it forgets that the
+    # last one had negotiated. The client's own beginning takes it for what
+    # should come, and fails; its session can tell them apart. To that the
+    # greeting is an answer to nobody, of which it would warn.
+    client.await_greeting = client.negotiate = False
+    client.logger.setLevel(logging.ERROR)
     await client.connect(qemu)
     try:
         await client.execute("qmp_capabilities")

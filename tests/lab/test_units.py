@@ -969,8 +969,8 @@ def test_story_of_errors():
     assert story(caught.value).split("\n  and then: ") == ["g2 broke", "TimeoutError", "no answer"]
 
 
-def test_an_event_before_the_first_answer():
-    """QEMU may tell of something between hearing qmp_capabilities and answering it."""
+def test_events_before_what_should_come_first(caplog):
+    """QEMU may tell of something before it greets, and before it answers qmp_capabilities."""
     ours, theirs = socket.socketpair()
     version = {"qemu": {"major": 7, "minor": 2, "micro": 22}, "package": ""}
     happened = {"event": "RESUME", "timestamp": {"seconds": 1, "microseconds": 2}}
@@ -980,6 +980,7 @@ def test_an_event_before_the_first_answer():
             theirs.sendall(json.dumps(what).encode() + b"\n")
 
         with theirs:
+            say(happened)
             say({"QMP": {"version": version, "capabilities": []}})
             for answer in ({}, {"status": "running"}):
                 asked = json.loads(theirs.recv(4096))
@@ -992,6 +993,7 @@ def test_an_event_before_the_first_answer():
         assert asyncio.run(qmp.talk("g1", ours, "query-status", {})) == {"status": "running"}
         ours.close()
         done.result(10)
+    assert not caplog.records
 
 
 KALLSYMS = """\

@@ -25,6 +25,8 @@ use tokio::time::{Instant, timeout};
 
 /// How long QEMU may take to greet.
 const GREETING: Duration = Duration::from_secs(2);
+/// Most bytes that may come up to the end of the greeting.
+const GREETING_MAX: u64 = 64 << 10;
 /// How long QEMU may take to answer a command. Its main loop can stand still
 /// for a while, for instance while it writes to a slow disk.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -172,17 +174,16 @@ impl Qmp {
         let (read, write) = stream.into_split();
         let mut reader = BufReader::new(read);
 
-        let mut line = Vec::new();
-        match timeout(GREETING, (&mut reader).take(64 << 10).read_until(b'\n', &mut line)).await {
-            Err(_) if line.is_empty() => return Err(Error::Busy(path.into())),
+        let mut first = Vec::new();
+        match timeout(GREETING, greeting(&mut reader, &mut first)).await {
+            Ok(Ok(true)) => {}
+            Ok(Ok(false)) | Err(_) if !first.is_empty() => {
+                let said: String = String::from_utf8_lossy(&first).chars().take(40).collect();
+                return Err(Error::NotQmp(path.into(), said.trim_end().into()));
+            }
+            Ok(Ok(false)) => return Err(Error::Refused(path.into())),
             Ok(Err(error)) => return Err(Error::Connect(path.into(), error)),
-            Ok(Ok(0)) => return Err(Error::Refused(path.into())),
-            _ => {}
-        }
-        let greeting = serde_json::from_slice::<Value>(&line).unwrap_or(Value::Null);
-        if greeting.get("QMP").is_none() {
-            let said: String = String::from_utf8_lossy(&line).chars().take(40).collect();
-            return Err(Error::NotQmp(path.into(), said.trim_end().into()));
+            Err(_) => return Err(Error::Busy(path.into())),
         }
 
         let closed = Arc::new(watch::Sender::new(false));
@@ -359,6 +360,27 @@ impl Qmp {
                 ))
             })
             .collect())
+    }
+}
+
+/// Reads until QEMU greets; false if what comes is something else, or ends.
+/// `first` is the line that decided it, and keeps what came of it when the
+/// caller no longer waits.
+///
+/// An event may come before the greeting, and the answer to a command of an
+/// earlier client: QEMU lets a new one in before it forgets the last one.
+async fn greeting(reader: &mut BufReader<OwnedReadHalf>, first: &mut Vec<u8>) -> io::Result<bool> {
+    let mut reader = reader.take(GREETING_MAX);
+    loop {
+        first.clear();
+        reader.read_until(b'\n', first).await?;
+        let Ok(message) = serde_json::from_slice::<Value>(first) else { return Ok(false) };
+        if message.get("QMP").is_some() {
+            return Ok(true);
+        }
+        if !["event", "return", "error"].iter().any(|key| message.get(key).is_some()) {
+            return Ok(false);
+        }
     }
 }
 

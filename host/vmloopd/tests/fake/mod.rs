@@ -188,7 +188,15 @@ impl Qemu {
 }
 
 fn serve(mut stream: UnixStream, state: &Mutex<State>, number: u8) -> std::io::Result<()> {
-    stream.write_all(b"{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n")?;
+    // What the real one may say before it greets: news, and the answer to
+    // somebody who is gone.
+    for first in [
+        json!({"event": "RESUME", "timestamp": {"seconds": 1, "microseconds": 2}}),
+        json!({"return": {}, "id": 1}),
+        json!({"QMP": {"version": {}, "capabilities": []}}),
+    ] {
+        stream.write_all(format!("{first}\r\n").as_bytes())?;
+    }
     let mut buffer = Vec::new();
     let mut fds = Vec::new();
     loop {
