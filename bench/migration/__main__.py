@@ -45,15 +45,15 @@ def waits(trip: Trip) -> str:
     return f"{stood}longest wait {trip.pause_ms:.0f} ms"
 
 
-def round_trips(console: Console, stage: Stage, count: int) -> tuple[list[Trip], dict[str, Any]]:
-    """So many under every kind of traffic."""
+def round_trips(console: Console, stage: Stage, count: int, enough: int) -> tuple[list[Trip], dict[str, Any]]:
+    """So many under every kind of traffic, and more until g1 has received ``enough`` checked bytes."""
     trips: list[Trip] = []
     with Load(stage) as load:
-        for n in range(2 * count):
+        while len(trips) < 2 * count or load.bytes() < enough or len(trips) % 2:
             trips.append(go(stage, load))
             load.check()
             rise = "" if trips[-1].rise is None else f", channel after {trips[-1].rise:.2f} s"
-            console.print(f"  {n + 1:2}: to {trips[-1].to}{rise}, {waits(trips[-1])}")
+            console.print(f"  {len(trips):2}: to {trips[-1].to}{rise}, {waits(trips[-1])}")
         return trips, load.finish()
 
 
@@ -92,6 +92,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo-migration", description="A guest moves between two hosts.")
     parser.add_argument("--host", default="kvm", choices=tuple(HOSTS), help="kind of the hosts (default: kvm)")
     parser.add_argument("--round-trips", type=int, default=2, help="under all traffic (default: %(default)s)")
+    parser.add_argument(
+        "--mib", type=int, default=0, help="more of them until g1 received so many checked MiB (default: %(default)s)"
+    )
     parser.add_argument("--plain-round-trips", type=int, help="the same without vmloop (default: as many)")
     parser.add_argument("--out", type=Path, default=paths.OUT, help="directory of the results (default: out)")
     options = parser.parse_args()
@@ -111,7 +114,8 @@ def main() -> int:
             timeline, trips, report = record(stage, BEFORE, DURING, AFTER, lambda text: console.print(f"  {text}"))
             show(console, timeline)
             console.rule("[bold]round trips under every kind of traffic", align="left", style="dim")
-            more, reports = round_trips(console, stage, options.round_trips) if options.round_trips else ([], {})
+            count, enough = options.round_trips, options.mib << 20
+            more, reports = round_trips(console, stage, count, enough) if count else ([], {})
             facts = describe(stage)
             console.rule("[bold]the same without vmloop", align="left", style="dim")
             plain = plain_trips(console, stage, without) if without else []
