@@ -46,14 +46,21 @@ def waits(trip: Trip) -> str:
 
 
 def round_trips(console: Console, stage: Stage, count: int, enough: int) -> tuple[list[Trip], dict[str, Any]]:
-    """So many under every kind of traffic, and more until g1 has received ``enough`` checked bytes."""
+    """So many under every kind of traffic, and more until g1 has received ``enough`` checked bytes.
+
+    Raises VmlabError if none come any more.
+    """
     trips: list[Trip] = []
     with Load(stage) as load:
-        while len(trips) < 2 * count or load.bytes() < enough or len(trips) % 2:
-            trips.append(go(stage, load))
-            load.check()
-            rise = "" if trips[-1].rise is None else f", channel after {trips[-1].rise:.2f} s"
-            console.print(f"  {len(trips):2}: to {trips[-1].to}{rise}, {waits(trips[-1])}")
+        while len(trips) < 2 * count or load.bytes() < enough:
+            before = load.bytes()
+            for _ in ("there", "back"):
+                trips.append(go(stage, load))
+                load.check()
+                rise = "" if trips[-1].rise is None else f", channel after {trips[-1].rise:.2f} s"
+                console.print(f"  {len(trips):2}: to {trips[-1].to}{rise}, {waits(trips[-1])}")
+            if load.bytes() == before:
+                raise VmlabError("g1 received no checked byte during a round trip")
         return trips, load.finish()
 
 

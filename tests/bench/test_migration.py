@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from vmlab.errors import VmlabError
 
 from bench.migration import __main__ as migration
 from bench.migration.trips import Trip
 
 EACH = 300
 """Bytes that g1 receives during one way."""
+STALLS = 3
+"""Ways after which it receives none, where the stream stalls."""
 
 
 class FakeLoad:
@@ -35,15 +38,34 @@ class FakeLoad:
         return {"bytes": [self.bytes()] * 2}
 
 
+class StalledLoad(FakeLoad):
+    """A load of which nothing comes through any more."""
+
+    def bytes(self):
+        assert self.ways < 10, "it went on all the same"
+        return min(self.ways, STALLS) * EACH
+
+
+def run(monkeypatch, load, enough):
+    """Two round trips or more."""
+    monkeypatch.setattr(migration, "Load", load)
+    monkeypatch.setattr(migration, "go", lambda stage, load: Trip("host"))
+    stage: Any = None
+    return migration.round_trips(Console(quiet=True), stage, 2, enough)
+
+
 @pytest.mark.parametrize(
     ("enough", "ways"),
     [(0, 4), (4 * EACH, 4), (4 * EACH + 1, 6), (5 * EACH, 6), (6 * EACH, 6)],
 )
 def test_more_until_enough_is_checked(monkeypatch, enough, ways):
     """Never fewer than asked for, and always there and back."""
-    monkeypatch.setattr(migration, "Load", FakeLoad)
-    monkeypatch.setattr(migration, "go", lambda stage, load: Trip("host"))
-    stage: Any = None
-    trips, report = migration.round_trips(Console(quiet=True), stage, 2, enough)
+    trips, report = run(monkeypatch, FakeLoad, enough)
     assert len(trips) == ways
     assert report["bytes"] == [ways * EACH] * 2
+
+
+def test_a_stream_that_stalls(monkeypatch):
+    """It does not go on forever."""
+    with pytest.raises(VmlabError, match="no checked byte"):
+        run(monkeypatch, StalledLoad, (STALLS + 1) * EACH)
