@@ -51,8 +51,12 @@ check: deps ## Format, lint, unit tests: under 3 minutes, boots nothing
 	@KERNELS="$(KERNELS)" scripts/run-tests check
 
 .PHONY: test
-test: deps ## Everything: check, the ring's long tests, and guests in the lab
-	@KERNELS="$(KERNELS)" scripts/run-tests check ring guest
+test: deps ## The main jobs of everything: check, and guests on a KVM and a Xen host
+	@KERNELS="$(KERNELS)" scripts/run-tests check main
+
+.PHONY: test-all
+test-all: debug-kernel ## All tests there are, for hours
+	@KERNELS="$(KERNELS)" scripts/run-tests check ring all
 
 .PHONY: test-ring
 test-ring: deps ## Stress, sanitizers, mutants and a minute of fuzzing for the ring

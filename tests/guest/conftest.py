@@ -1,80 +1,25 @@
 # SPDX-License-Identifier: GPL-2.0
 """Fixtures of the guest tests: vmloop at work in a lab of three guests.
 
-A stage is one lab for all tests. Without options the whole list runs on the
-first of STAGES, and on the others what depends on kernel and machine (ON_EACH)
-or on the kind of host (ON_XEN). Naming stages runs the whole list on each of them:
-`--stages 6.1-pc,6.12-q35`, or `--stages debug-pc` for the debug kernel.
+A stage is one lab for all tests (tests/stages.py). Without options the whole
+list runs on the first stage of each kind of host. Naming stages runs it on each
+of them: `--stages 6.1-pc,6.12-q35`, or `--stages debug-pc` for the debug kernel.
+`--pick main` runs what `make test` does (tests/conftest.py has the marks).
 """
 
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from vmlab import Guest, Lab, paths
-from vmlab.xen import Xen
 
+from tests import stages
 from tests.guest.net import STALLS, Net, build_tools
-
-STAGES = ("6.1-pc", "6.12-q35", "6.1-pv")
-
-ON_EACH = {
-    "test_ping",
-    "test_ping6",
-    "test_tcp_of_all_sizes",
-    "test_udp_of_all_sizes",
-    "test_large_datagrams_stay_whole",
-    "test_vlan",
-    "test_modprobe",
-    "test_rmmod_everywhere",
-    "test_agent_killed_and_started",
-}
-"""Tests that run on every stage."""
-
-ON_XEN = {
-    "test_unloaded_modules_hold_nothing",
-    "test_no_guest_reads_anothers_nodes",
-    "test_no_guest_writes_what_dom0_says",
-    "test_pages_of_one_state_only",
-    "test_each_pair_has_pages_of_its_own",
-    "test_peer_that_stands_still",
-    "test_policy_takes_the_channel_away",
-    "test_guest_outside_of_the_group",
-}
-"""What runs on a Xen host besides."""
-
-
-def on_xen(stage: str) -> bool:
-    """Whether the host of a stage is a Xen host: its guests' machines say so."""
-    return stage.rpartition("-")[2] in Xen.machines
-
-
-def options(stage: str) -> dict[str, Any]:
-    """The lab of a stage. Files of 1 GiB are kept in guests' memory."""
-    kernel, _, machine = stage.rpartition("-")
-    if on_xen(stage):
-        return {
-            "kind": "xen",
-            "guests": 3,
-            "kernel": kernel,
-            "machine": machine,
-            "memory": 10240,
-            "guest_memory": 1536,
-        }
-    return {
-        "guests": 3,
-        "kernel": kernel,
-        "machine": machine,
-        "memory": 8192 if kernel == "debug" else 6144,
-        "guest_memory": 2304 if kernel == "debug" else 1536,
-        "append": "iomem=relaxed",  # shm writes to regions that the modules use
-    }
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -85,30 +30,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "stage" in metafunc.fixturenames:
-        wanted = metafunc.config.getoption("--stages", default=None)
-        stages = wanted.split(",") if wanted else STAGES
-        for mark, xen in (("kvm_only", False), ("xen_only", True)):
+        names = stages.names(metafunc.config.getoption("--stages", default=None), metafunc.definition.path.name)
+        for mark, kind in (("kvm_only", "kvm"), ("xen_only", "xen")):
             if metafunc.definition.get_closest_marker(mark):
-                stages = [stage for stage in stages if on_xen(stage) == xen]
+                names = [name for name in names if stages.kind(name) == kind]
         if metafunc.definition.get_closest_marker("one_stage"):
-            stages = stages[:1]
-        marked = [pytest.param(stage, id=stage, marks=pytest.mark.lab(**options(stage))) for stage in stages]
+            names = names[:1]
+        marked = [pytest.param(name, id=name, marks=pytest.mark.lab(**stages.options(name))) for name in names]
         metafunc.parametrize("stage", marked)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--stages", default=None):
-        return
-    kept: list[pytest.Item] = []
-    left_out: list[pytest.Item] = []
-    for item in items:
-        stage = getattr(item, "callspec", None) and item.callspec.params.get("stage")  # type: ignore[attr-defined]
-        name = getattr(item, "originalname", item.name)
-        wanted = stage not in STAGES[1:] or name in ON_EACH or (on_xen(stage) and name in ON_XEN)
-        (kept if wanted else left_out).append(item)
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = kept
 
 
 @pytest.fixture(scope="session")

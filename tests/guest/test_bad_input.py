@@ -216,6 +216,7 @@ def test_qemu_without_ivshmem(net):
         ("[[guest]]\nmatch = 'x'\nallow_ips = ['10.0.0.0/99']\n", ":3: "),
     ],
 )
+@pytest.mark.main("a policy with an error leaves the last one in force")
 def test_policy_with_an_error(net, g1, g2, text, complaint):
     """check and reload refuse it and say where; the policy in force stays."""
     file = f"{HERE}/policy.toml"

@@ -74,6 +74,7 @@ def deltas(net, victim, attacker, before):
     return {name: now[name] - before[name] for name in now}
 
 
+@pytest.mark.main("what a peer writes is hostile: frames")
 def test_frames_that_cannot_be(net, g1, g2, g3):
     """Each is dropped and counted under its own reason, one by one, and nothing else happens."""
     wrong = {}
@@ -104,6 +105,7 @@ def test_frames_that_cannot_be(net, g1, g2, g3):
         g1.run(f"ping -c 3 -i 0.05 -q {g3.ip}")
 
 
+@pytest.mark.main("what a peer writes is hostile: addresses")
 def test_forged_source_is_not_delivered(net, g1, g2, g3):
     """The frame that carries its own address is seen in g1, the forged one is not."""
     with known_neighbours(g1, g3), silent(g3), silent(g1):
@@ -120,6 +122,7 @@ def test_forged_source_is_not_delivered(net, g1, g2, g3):
 
 
 @pytest.mark.parametrize("name", ENDING)
+@pytest.mark.main("what a peer writes is hostile: positions, records and states")
 def test_channel_that_lies(net, g1, g2, g3, name):
     """The channel is ended, both go on by the standard network, and can begin again."""
     outcome = ATTACKS[name]

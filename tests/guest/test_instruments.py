@@ -16,6 +16,7 @@ from tests.guest.net import HERE, until
 PORT = "7400"
 
 
+@pytest.mark.main("the witness of all the others is no yes-man")
 def test_carried_notices_the_standard_network(net, g1, g2):
     """Traffic beside the channel, by either way of looking, is not taken for the channel's."""
     g1.run([f"{HERE}/control", "off"])
@@ -47,6 +48,7 @@ def test_pattern_notices_a_datagram_that_is_lost(net, g1, g2):
         g1.run([f"{HERE}/pattern", "udp", g2.ip, PORT, "1000"])
 
 
+@pytest.mark.main("the judge of all transfers finds a wrong byte")
 def test_stream_notices_a_wrong_byte(net, g1, g2):
     with net.serving(g2, f"{HERE}/stream", "receive", PORT) as receiver:
         g1.run(f"head -c 100000 /dev/zero | socat -u - TCP:{g2.ip}:{PORT}", check=False)

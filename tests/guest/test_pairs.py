@@ -27,6 +27,7 @@ def find(guest, mark):
 
 
 @pytest.mark.kvm_only
+@pytest.mark.main("isolation: no third guest sees a pair's memory")
 def test_each_pair_has_memory_of_its_own(net, g1, g2, g3):
     """What is written into one pair's region is seen by that pair and nobody else."""
     guests = {"g1": g1, "g2": g2, "g3": g3}
@@ -54,6 +55,7 @@ def test_a_channel_is_not_used_again(net, g1, g2):
     assert find(g1, mark) == find(g2, mark) == []
 
 
+@pytest.mark.main("isolation: groups", on="both")
 def test_guest_outside_of_the_group(net, g1, g2, g3):
     """It gets no channel, its traffic takes the standard network, and its peers keep theirs."""
     net.set_policy("idle_ms = 0\n[[group]]\nname = 'pair'\nmembers = ['g1', 'g2']\n")

@@ -123,6 +123,7 @@ def packet(source, target, from_ip, to_ip):
     return (macs + b"\x08\x00" + bytes(head) + bytes(40)).hex()
 
 
+@pytest.mark.main("the path over the host as router")
 def test_guests_in_two_subnets(net, g1, g2, r4):
     """One channel carries both families and all addresses; what is seen is what a router would make of it."""
     # By itself the network keeps them apart, and the host routes.

@@ -36,6 +36,7 @@ def server(net, g2):
         assert process.poll() is None and not process.err, process.err
 
 
+@pytest.mark.core("the channel carries traffic, by two independent witnesses", on="both")
 def test_ping(net, g1, g2):
     with net.carried(g1, g2) as found:
         g1.run(f"ping -c 10 -i 0.05 -q {g2.ip}")
@@ -50,6 +51,7 @@ def test_ping_of_all_sizes(net, g1, g2):
             g1.run(f"ping -c 2 -i 0.05 -q -s {size} {g2.ip}")
 
 
+@pytest.mark.main("IPv6 is found by neighbour discovery, not by ARP")
 def test_ping6(net, g1, g2):
     with net.carried(g1, g2) as found:
         g1.run(f"ping -6 -c 10 -i 0.05 -q {g2.ip6}")
@@ -73,6 +75,7 @@ def test_arp_unicast(net, g1, g2):
 
 
 @pytest.mark.parametrize("family", ["ip", "ip6"])
+@pytest.mark.core("every byte of TCP arrives, in records of all sizes", on="both")
 def test_tcp_of_all_sizes(net, g1, g2, server, family):
     words = sizes(65536, TCP_EDGES)
     total = sum(map(int, words))
@@ -81,6 +84,7 @@ def test_tcp_of_all_sizes(net, g1, g2, server, family):
 
 
 @pytest.mark.parametrize("family", ["ip", "ip6"])
+@pytest.mark.main("datagrams of all sizes, which no protocol repeats", on="both")
 def test_udp_of_all_sizes(net, g1, g2, server, family):
     words = sizes(65507, UDP_EDGES)
     total = sum(map(int, words))
@@ -96,6 +100,7 @@ def test_the_other_way_round(net, g1, g2):
         g2.run([f"{HERE}/pattern", "udp", g1.ip, PORT, *words])
 
 
+@pytest.mark.main("the larger MTU at POST_ROUTING", on="both")
 def test_large_datagrams_stay_whole(net, g1, g2, server):
     """60,000 bytes over IPv4 are one frame, not 41 fragments."""
     with net.carried(g1, g2, there=100 * 60_000, back=100 * 60_000) as found:
@@ -103,6 +108,7 @@ def test_large_datagrams_stay_whole(net, g1, g2, server):
     assert found.there["tx_frames"] < 120 and found.back["tx_frames"] < 120
 
 
+@pytest.mark.main("conversations that end as soon as they begin")
 def test_short_connections(net, g1, g2, server):
     with net.carried(g1, g2) as found:
         g1.run([f"{HERE}/pattern", "short", g2.ip, PORT, "1000"], timeout=120 * net.slow)
@@ -154,6 +160,7 @@ def test_64_parallel_streams(net, g1, g2):
     assert max(found.standard.values()) <= found.there["tx_bytes"] / 20, found
 
 
+@pytest.mark.main("taps see frames that no driver does")
 def test_tcpdump_sees_both_directions(net, g1, g2):
     """At both ends, each frame once, as with the standard network."""
     captures = [guest.popen("tcpdump -i eth0 -n -l --immediate-mode icmp") for guest in (g1, g2)]
@@ -207,6 +214,7 @@ def test_nftables_still_drops(lab, net, g1, g2, hook):
         g1.run(f"ping -c 1 -W 5 {g2.ip}")
 
 
+@pytest.mark.main("a stateful firewall knows what the channel carries")
 def test_conntrack_follows(net, g1, g2, server):
     """A stateful firewall sees connections, large datagrams included, as established."""
     try:
@@ -237,6 +245,7 @@ def test_mtu_1500(net, g1, g2):
     assert refused.code != 0 and "message too long" in (refused.out + refused.err).lower()
 
 
+@pytest.mark.main("the MTU changes while channels are up")
 def test_mtu_9000(lab, net, g1, g2, server):
     def set_mtu(mtu: int) -> None:
         bridge = f"ip link set br0 mtu {mtu}" if mtu == 1500 else ":"
@@ -260,6 +269,7 @@ def test_mtu_9000(lab, net, g1, g2, server):
 
 
 @pytest.mark.parametrize("kind", ["in_the_frame", "offloaded"])
+@pytest.mark.main("tags in the frame and in its metadata")
 def test_vlan(net, g1, g2, kind):
     """A VLAN interface in both guests; the tag is in the frame, or in its metadata."""
     try:
@@ -292,6 +302,7 @@ def interface_counters(guest):
     return {way: (found[way]["packets"], found[way]["bytes"]) for way in ("rx", "tx")}
 
 
+@pytest.mark.main("counters count what no driver saw")
 def test_interface_counters_move(net: Net, g1, g2, server):
     """By what was sent, as if it had passed the driver."""
     before = interface_counters(g1), interface_counters(g2)

@@ -75,6 +75,7 @@ def judge(request, net, longest):
     assert longest < (LONGEST_STALL if net.is_xen else LONGEST_STALL * net.slow), f"nothing arrived for {longest:.3f} s"
 
 
+@pytest.mark.core("modules are loaded under traffic", on="both")
 def test_modprobe(net, g1, g2, request):
     """The modules are loaded under a transfer that began without them."""
     at_once(partial(net.unload, g1), partial(net.unload, g2))
@@ -102,6 +103,7 @@ def test_rmmod(net, g1, g2, watch, who, first):
     watch.on_channel()
 
 
+@pytest.mark.core("modules are unloaded under traffic", on="both")
 def test_rmmod_everywhere(net, g1, g2, watch):
     """Both ends at the same time."""
     watch.on_channel()
@@ -114,6 +116,7 @@ def test_rmmod_everywhere(net, g1, g2, watch):
     watch.on_channel()
 
 
+@pytest.mark.main("what one load leaves behind breaks the next")
 def test_reload_again_and_again(net, g1, g2, watch):
     for _ in range(3):
         watch.on_channel(ENOUGH // 3)
@@ -132,6 +135,7 @@ def test_off_and_on(net, g1, g2, watch):
     watch.on_channel()
 
 
+@pytest.mark.main("a channel that ends while it begins")
 def test_off_and_on_quickly(net, g1, g2, watch):
     """Who turns it off and on again and again waits for the channel no longer than after the first times."""
     watch.on_channel()
@@ -143,6 +147,7 @@ def test_off_and_on_quickly(net, g1, g2, watch):
     watch.on_channel()
 
 
+@pytest.mark.main("all state is soft: the agent", on="both")
 def test_agent_killed_and_started(net, g1, g2, watch):
     """Channels work without an agent, and a new agent finds them as they are."""
     watch.on_channel()
@@ -178,6 +183,7 @@ def test_agent_killed_and_modules_loaded_again(net, g1, g2, watch):
 
 @pytest.mark.kvm_only
 @pytest.mark.parametrize("who", ["sender", "receiver"])
+@pytest.mark.main("the device vanishes without warning")
 def test_device_del(net, g1, g2, watch, who):
     """Somebody unplugs a channel's device past the agent."""
     guest = g1 if who == "sender" else g2
@@ -218,6 +224,7 @@ def test_plugged_unheard(net, g1, g2):
 
 
 @pytest.mark.parametrize("who", ["sender", "receiver"])
+@pytest.mark.main("a guest as it is before it migrates")
 def test_detach(net, g1, g2, watch, who):
     """`vmloop detach` and `vmloop attach` of one end."""
     guest = g1 if who == "sender" else g2
@@ -240,6 +247,7 @@ def test_close(net, g1, g2, watch):
     assert net.peers(g1)["g2"].tag != tag
 
 
+@pytest.mark.main("policy holds for channels that are there", on="both")
 def test_policy_takes_the_channel_away(net, g1, g2, watch):
     """And gives it back."""
     watch.on_channel()
@@ -276,6 +284,7 @@ def test_new_peer_that_was_talked_to(net, g1, g2):
         know("stale")
 
 
+@pytest.mark.main("the only channel that ends by itself")
 def test_idle_channel_is_unplugged(net, g1, g3):
     """And traffic brings it back."""
     net.set_policy("idle_ms = 700\n")
@@ -287,6 +296,7 @@ def test_idle_channel_is_unplugged(net, g1, g3):
     net.bring_up(g1, g3)
 
 
+@pytest.mark.main("stalled channels send to the standard network", on="both")
 def test_peer_that_stands_still(net, g1, g2):
     """A paused machine consumes nothing: its channel stalls, and returns when it goes on.
 

@@ -48,6 +48,7 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.mark.parametrize("role", ["granted", "mapped"])
+@pytest.mark.main("a domain that dies keeps nothing of its peer")
 def test_destroy_of_one_side(net, g1, g2, g3, request, role, turn):
     """`xl destroy` of the side that granted, or mapped, under a transfer: nothing stays behind.
 
@@ -90,6 +91,7 @@ def test_destroy_of_one_side(net, g1, g2, g3, request, role, turn):
 
 
 @pytest.mark.parametrize("first", ["granted", "mapped"])
+@pytest.mark.main("grants, mappings and event channels are given back")
 def test_unloaded_modules_hold_nothing(net, g1, g2, g3, first):
     """Whichever side unloads first, both hold nothing then: the other's module is still there to count.
 
@@ -141,6 +143,7 @@ def mappable(guest, domain, refs):
     return [int(line.split()[0]) for line in answers if line.endswith(" yes")]
 
 
+@pytest.mark.main("isolation: no third guest maps a pair's pages")
 def test_each_pair_has_pages_of_its_own(net, g1, g2, g3):
     """Xen lets the peer map every page of a region, and no page of it anybody else.
 
@@ -163,6 +166,7 @@ def test_each_pair_has_pages_of_its_own(net, g1, g2, g3):
 # XenStore
 
 
+@pytest.mark.main("isolation: XenStore")
 def test_no_guest_reads_anothers_nodes(net, g1, g3):
     """Nor lists them; the guest itself and dom0 read the very same."""
     base = f"/local/domain/{g1.domid}"
@@ -180,6 +184,7 @@ def test_no_guest_reads_anothers_nodes(net, g1, g3):
         assert not refused.out
 
 
+@pytest.mark.main("isolation: XenStore")
 def test_no_guest_writes_what_dom0_says(net, g1, g3):
     """Not in its own directory, which it can read, nor in another's."""
     own, other = (f"/local/domain/{guest.domid}/vmloop" for guest in (g3, g1))
@@ -213,6 +218,7 @@ def test_no_guest_writes_what_dom0_says(net, g1, g3):
     g1.run("xenstore-exists data/vmloop/hello")
 
 
+@pytest.mark.main("a directory of several nodes is read as a whole")
 def test_pages_of_one_state_only(net, g1, g2):
     """A guest takes the pages of a directory together: never one of another state of them.
 

@@ -152,6 +152,7 @@ def restore(net, host):
     return begun
 
 
+@pytest.mark.main("a guest that is suspended must let go before it stands still")
 def test_checkpoint(net, host, g1, fourth, alone):
     """`xl save -c`: the same domain goes on, with another channel."""
     domid, tag = fourth.domid, net.peers(fourth)["g1"].tag

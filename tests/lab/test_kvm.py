@@ -59,6 +59,7 @@ def test_a_guest_that_comes_and_goes_has_no_kernel_code_changed(host, g2):
     assert not changed
 
 
+@pytest.mark.lab(guests=0)  # not of the fixture's: its own
 def test_a_bound_lab_ends_with_its_process():
     name = f"bound-{os.getpid()}"
     script = (
