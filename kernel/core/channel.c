@@ -74,6 +74,23 @@ struct vmloop_lane *vmloop_peer_lane(struct vmloop_peer *peer)
 EXPORT_SYMBOL_GPL(vmloop_peer_lane);
 
 /**
+ * vmloop_peer_why_no_lane() - why vmloop_peer_lane() has just found none
+ * @peer: the peer
+ *
+ * Context: rcu_read_lock() held.
+ * Return: the counter of the reason.
+ */
+enum vmloop_counter vmloop_peer_why_no_lane(const struct vmloop_peer *peer)
+{
+	if (rcu_access_pointer(peer->up))
+		return VMLOOP_STANDARD_STALLED;
+	/* Unlocked look: a state that is changing may count as either. */
+	return READ_ONCE(peer->state) == VMLOOP_CHANNEL_CLOSING ?
+		VMLOOP_STANDARD_CLOSING : VMLOOP_STANDARD_NO_CHANNEL;
+}
+EXPORT_SYMBOL_GPL(vmloop_peer_why_no_lane);
+
+/**
  * vmloop_lane_features() - what both sides can do
  * @lane: a lane that is up
  *

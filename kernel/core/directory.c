@@ -193,7 +193,7 @@ void vmloop_peer_set_state(struct vmloop_peer *peer,
 	lockdep_assert_held(&vmloop_mutex);
 	if (peer->state == state && peer->reason == reason)
 		return;
-	peer->state = state;
+	WRITE_ONCE(peer->state, state);	/* vmloop_peer_why_no_lane() */
 	peer->reason = reason;
 	trace_vmloop_peer_state(peer);
 	vmloop_netlink_peer_changed(peer);

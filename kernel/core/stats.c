@@ -49,15 +49,7 @@ void vmloop_count_frame(struct vmloop_peer *peer, enum vmloop_counter frames,
 }
 EXPORT_SYMBOL_GPL(vmloop_count_frame);
 
-/**
- * vmloop_peer_counter() - sum of one counter over all CPUs
- * @peer: whose
- * @counter: which
- *
- * Return: the sum.
- */
-u64 vmloop_peer_counter(const struct vmloop_peer *peer,
-			enum vmloop_counter counter)
+static u64 sum_of(const struct vmloop_peer *peer, enum vmloop_counter counter)
 {
 	const struct vmloop_stats *stats;
 	unsigned int start;
@@ -73,5 +65,26 @@ u64 vmloop_peer_counter(const struct vmloop_peer *peer,
 		} while (u64_stats_fetch_retry(&stats->sync, start));
 		sum += value;
 	}
+	return sum;
+}
+
+/**
+ * vmloop_peer_counter() - a counter of a peer, summed over all CPUs
+ * @peer: whose
+ * @counter: which; VMLOOP_TX_STANDARD, which nobody counts, is the sum of all
+ *	VMLOOP_STANDARD_*
+ *
+ * Return: the sum.
+ */
+u64 vmloop_peer_counter(const struct vmloop_peer *peer,
+			enum vmloop_counter counter)
+{
+	u64 sum = 0;
+	unsigned int i;
+
+	if (counter != VMLOOP_TX_STANDARD)
+		return sum_of(peer, counter);
+	for (i = VMLOOP_STANDARD_NO_CHANNEL; i <= VMLOOP_STANDARD_LAST; i++)
+		sum += sum_of(peer, i);
 	return sum;
 }

@@ -68,7 +68,7 @@ enum vmloop_counter {
 	VMLOOP_RX_DOORBELLS,
 	VMLOOP_TX_FULL,
 	VMLOOP_TX_QUEUED,
-	VMLOOP_TX_STANDARD,
+	VMLOOP_TX_STANDARD,		/* sum of VMLOOP_STANDARD_*: not counted */
 	VMLOOP_STALLS,
 	VMLOOP_DROP_SOURCE,
 	VMLOOP_DROP_DESTINATION,
@@ -76,7 +76,26 @@ enum vmloop_counter {
 	VMLOOP_DROP_MALFORMED,
 	VMLOOP_DROP_MEMORY,
 	VMLOOP_DROP_INTERFACE,
+	/* Why frames took the standard network. */
+	VMLOOP_STANDARD_NO_CHANNEL,	/* there is none, or it is being opened */
+	VMLOOP_STANDARD_CLOSING,	/* it is ending, or has just broken */
+	VMLOOP_STANDARD_STALLED,	/* the peer does not consume */
+	VMLOOP_STANDARD_FULL,		/* neither ring nor queue had room */
+	VMLOOP_STANDARD_FLUSHED,	/* waited for room, and gave it up */
+	VMLOOP_STANDARD_SHAPED,		/* our interface's root qdisc shapes */
+	VMLOOP_STANDARD_CLASSIFIED,	/* classifiers at our interface's egress */
+	VMLOOP_STANDARD_HOOK,		/* another egress hook runs after ours */
+	VMLOOP_STANDARD_RECEIVER,	/* the peer's interface cannot receive */
+	VMLOOP_STANDARD_SOURCE,		/* not our interface's own address */
+	VMLOOP_STANDARD_VLAN,		/* a tag that may not pass */
+	VMLOOP_STANDARD_FEATURE,	/* the peer's modules do not know it */
+	VMLOOP_STANDARD_SEGMENTATION,	/* a kind that a record cannot say */
+	VMLOOP_STANDARD_CHECKSUM,	/* a kind that a record cannot say */
+	VMLOOP_STANDARD_ENCRYPTED,	/* to be encrypted behind us */
+	VMLOOP_STANDARD_UNREADABLE,	/* its bytes are in a device's memory */
+	VMLOOP_STANDARD_TOO_LARGE,	/* for a record, or for this ring */
 	VMLOOP_COUNTERS,
+	VMLOOP_STANDARD_LAST = VMLOOP_STANDARD_TOO_LARGE,
 };
 
 /**
@@ -189,6 +208,7 @@ void vmloop_path_unregister(const struct vmloop_path *path);
 
 /* For paths, on the data path. */
 struct vmloop_lane *vmloop_peer_lane(struct vmloop_peer *peer);
+enum vmloop_counter vmloop_peer_why_no_lane(const struct vmloop_peer *peer);
 u64 vmloop_lane_features(const struct vmloop_lane *lane);
 void vmloop_lane_ring(struct vmloop_lane *lane);
 void vmloop_lane_produced(struct vmloop_lane *lane);

@@ -133,7 +133,6 @@ void net_recent_want(void);
 unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb);
 void net_tx_waiting(struct net_lane *net);
 void net_tx_flush(struct net_lane *net);
-bool net_tx_is_possible(const struct sk_buff *skb);
 
 /* held.c; bottom halves off */
 void net_hold(struct net_lane *net, struct sk_buff *skb, u32 position);

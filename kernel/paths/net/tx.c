@@ -19,33 +19,13 @@
 #define WAITING_FRAMES	1024
 #define WAITING_BYTES	(4U << 20)
 
+/* No counter: there is no reason to take the standard network. */
+#define NONE	(-1)
+
 /* Segmentation that the record's metadata can say. */
 #define GSO_KNOWN	(SKB_GSO_TCPV4 | SKB_GSO_TCPV6 | SKB_GSO_TCP_ECN | \
 			 SKB_GSO_TCP_FIXEDID | SKB_GSO_DODGY | \
 			 COMPAT_GSO_UDP_L4)
-
-/**
- * net_tx_is_possible() - whether a frame can go through any channel
- * @skb: with its Ethernet header at the front
- *
- * What the guest's own traffic control would see or shape must not get around
- * it, and segmentation must be of a kind that the peer can be told.
- *
- * Return: false if it must take the standard network.
- */
-bool net_tx_is_possible(const struct sk_buff *skb)
-{
-	unsigned int gso = skb_shinfo(skb)->gso_type;
-
-	if (compat_tc_egress_active(skb->dev))
-		return false;
-	if (skb->len < ETH_HLEN || skb->len > VMLOOP_FRAME_MAX)
-		return false;
-	if (skb_is_gso(skb) && ((gso & ~GSO_KNOWN) || skb->encapsulation ||
-				skb->ip_summed != CHECKSUM_PARTIAL))
-		return false;
-	return true;
-}
 
 /*
  * Whether our own stack has just computed the datagram's checksum, so that to
@@ -135,6 +115,13 @@ static void sent(struct net_nic *nic, struct net_lane *net,
 	net_hold(net, skb, position);
 }
 
+/* The counter of why write_frame() failed for good. */
+static int why_unwritable(int err)
+{
+	return err == -EMSGSIZE ? VMLOOP_STANDARD_TOO_LARGE :
+				  VMLOOP_STANDARD_UNREADABLE;
+}
+
 static bool may_wait(const struct net_lane *net, const struct sk_buff *skb)
 {
 	return !net->down &&
@@ -159,11 +146,12 @@ static bool wait_room(struct net_lane *net, const struct sk_buff *skb)
 }
 
 /*
- * Puts a frame into the ring or behind it. Returns whether it is ours now;
- * @bell is set if the peer wants a doorbell, @queued if it waits.
+ * Puts a frame into the ring or behind it. Returns NONE if it is ours now, else
+ * the counter of the reason why not; @bell is set if the peer wants a doorbell,
+ * @queued if it waits.
  */
-static bool take(struct net_lane *net, struct sk_buff *skb, bool *bell,
-		 bool *queued)
+static int take(struct net_lane *net, struct sk_buff *skb, bool *bell,
+		bool *queued)
 {
 	struct vmloop_lane *lane = net->lane;
 	int err = -EAGAIN;
@@ -176,39 +164,55 @@ static bool take(struct net_lane *net, struct sk_buff *skb, bool *bell,
 		err = write_frame(lane, skb);
 	if (!err) {
 		*bell = vmloop_ring_publish(&lane->tx);
-		return true;
+		return NONE;
 	}
 	if (err == -EPROTO) {
 		vmloop_lane_broken(lane);
-		return false;
+		return VMLOOP_STANDARD_CLOSING;
 	}
-	if (err != -EAGAIN || !may_wait(net, skb))
-		return false;
+	if (err != -EAGAIN)
+		return why_unwritable(err);
+	if (!may_wait(net, skb))
+		return net->down ? VMLOOP_STANDARD_CLOSING :
+				   VMLOOP_STANDARD_FULL;
 
 	wait(net, skb);
 	*queued = true;
 	/* The first one asks for the doorbell that lets all of them go on. */
 	if (skb_queue_len(&net->waiting) == 1 && !wait_room(net, skb))
 		napi_schedule(&net->napi);
-	return true;
+	return NONE;
 }
 
-static bool allowed(const struct vmloop_interface *interface,
-		    const struct vmloop_lane *lane, const struct sk_buff *skb)
+/*
+ * What the guest's own traffic control would see or shape must not get around
+ * it, and a record must be able to say to the peer what is still to be done
+ * with the frame. Returns the counter of the reason why it must take the
+ * standard network, or NONE.
+ */
+static int why_not(const struct vmloop_interface *interface,
+		   const struct vmloop_lane *lane, const struct sk_buff *skb)
 {
 	const struct ethhdr *eth = (const struct ethhdr *)skb->data;
+	unsigned int gso = skb_is_gso(skb) ? skb_shinfo(skb)->gso_type : 0;
+	u64 features = vmloop_lane_features(lane);
 
+	if (compat_tc_egress_active(skb->dev))
+		return VMLOOP_STANDARD_CLASSIFIED;
+	if (skb->len > VMLOOP_FRAME_MAX)
+		return VMLOOP_STANDARD_TOO_LARGE;
+	if (gso && ((gso & ~GSO_KNOWN) || skb->encapsulation ||
+		    skb->ip_summed != CHECKSUM_PARTIAL))
+		return VMLOOP_STANDARD_SEGMENTATION;
 	if ((skb_vlan_tag_present(skb) || eth_type_vlan(eth->h_proto)) &&
 	    !(interface->flags & VMLOOP_PEER_TAGGED))
-		return false;
-	if (skb_is_gso(skb) &&
-	    (skb_shinfo(skb)->gso_type & COMPAT_GSO_UDP_L4) &&
-	    !(vmloop_lane_features(lane) & VMLOOP_F_GSO_UDP))
-		return false;
+		return VMLOOP_STANDARD_VLAN;
+	if ((gso & COMPAT_GSO_UDP_L4) && !(features & VMLOOP_F_GSO_UDP))
+		return VMLOOP_STANDARD_FEATURE;
 	if ((interface->flags & VMLOOP_PEER_ROUTED) &&
-	    !(vmloop_lane_features(lane) & VMLOOP_F_ROUTED))
-		return false;
-	return true;
+	    !(features & VMLOOP_F_ROUTED))
+		return VMLOOP_STANDARD_FEATURE;
+	return NONE;
 }
 
 /* The peer's interface that a frame is for: its neighbour, or over a hop. */
@@ -216,12 +220,16 @@ static struct vmloop_interface *receiver(const struct net_nic *nic,
 					 const struct sk_buff *skb)
 {
 	const struct ethhdr *eth = (const struct ethhdr *)skb->data;
+	const u8 *local_mac = nic->dev->dev_addr;
 	struct vmloop_interface *interface;
 
+	interface = vmloop_interface_find(local_mac, eth->h_dest);
 	/* What a bridge in this guest forwards is not ours to vouch for. */
-	if (!ether_addr_equal_64bits(nic->dev->dev_addr, eth->h_source))
+	if (!ether_addr_equal_64bits(local_mac, eth->h_source)) {
+		if (interface)
+			vmloop_count(interface->peer, VMLOOP_STANDARD_SOURCE, 1);
 		return NULL;
-	interface = vmloop_interface_find(eth->h_source, eth->h_dest);
+	}
 	if (!interface)
 		return net_hop_find(skb);
 	/* Behind the host's routing nobody is a neighbour. */
@@ -244,7 +252,7 @@ unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb)
 	bool bell, queued;
 	struct ethhdr *eth;
 	u32 position;
-	bool taken;
+	int reason;
 
 	if (!pskb_may_pull(skb, ETH_HLEN))
 		return NF_ACCEPT;
@@ -257,19 +265,21 @@ unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb)
 
 	lane = vmloop_peer_lane(interface->peer);
 	if (!lane) {
+		reason = vmloop_peer_why_no_lane(interface->peer);
 		vmloop_peer_want(interface->peer);
-		goto standard;
+		goto past;
 	}
-	if (!net_tx_is_possible(skb) || !allowed(interface, lane, skb))
+	reason = why_not(interface, lane, skb);
+	if (reason != NONE)
 		goto past;
 
 	net_hop_note(skb, interface);
 	net = lane->priv;
 	spin_lock(&lane->tx_lock);
-	taken = take(net, skb, &bell, &queued);
+	reason = take(net, skb, &bell, &queued);
 	position = lane->tx.head;
 	spin_unlock(&lane->tx_lock);
-	if (!taken)
+	if (reason != NONE)
 		goto past;
 
 	if (bell)
@@ -284,7 +294,7 @@ unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb)
 	return NF_STOLEN;
 
 past:
-	vmloop_count(interface->peer, VMLOOP_TX_STANDARD, 1);
+	vmloop_count(interface->peer, reason, 1);
 standard:
 	if (net_large_is(skb)) {
 		net_large_to_standard(skb);
@@ -366,7 +376,7 @@ void net_tx_flush(struct net_lane *net)
 	spin_unlock_bh(&net->lane->tx_lock);
 
 	while ((skb = __skb_dequeue(&frames))) {
-		vmloop_count(net->lane->peer, VMLOOP_TX_STANDARD, 1);
+		vmloop_count(net->lane->peer, VMLOOP_STANDARD_FLUSHED, 1);
 		dev_queue_xmit(skb);
 	}
 }

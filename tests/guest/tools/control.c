@@ -53,6 +53,23 @@ static const struct field stats_fields[] = {
 	{ "tx_queued", U64 }, { "tx_standard", U64 }, { "stalls", U64 }, { "drop_source", U64 },
 	{ "drop_destination", U64 }, { "drop_vlan", U64 }, { "drop_malformed", U64 },
 	{ "drop_memory", U64 }, { "drop_interface", U64 },
+	{ "standard_no_channel", U64 },
+	{ "standard_closing", U64 },
+	{ "standard_stalled", U64 },
+	{ "standard_full", U64 },
+	{ "standard_flushed", U64 },
+	{ "standard_shaped", U64 },
+	{ "standard_classified", U64 },
+	{ "standard_hook", U64 },
+	{ "standard_receiver", U64 },
+	{ "standard_source", U64 },
+	{ "standard_vlan", U64 },
+	{ "standard_feature", U64 },
+	{ "standard_segmentation", U64 },
+	{ "standard_checksum", U64 },
+	{ "standard_encrypted", U64 },
+	{ "standard_unreadable", U64 },
+	{ "standard_too_large", U64 },
 };
 
 static const char * const states[] = {

@@ -29,7 +29,7 @@ const STATES: [&str; 9] =
 /// Names of reasons, by number.
 const REASONS: [&str; 6] = ["", "policy", "gone", "slots", "failed", "busy"];
 /// Names of counters; their numbers begin at 1.
-pub const COUNTERS: [&str; 16] = [
+pub const COUNTERS: [&str; 33] = [
     "tx-frames",
     "tx-bytes",
     "rx-frames",
@@ -46,6 +46,23 @@ pub const COUNTERS: [&str; 16] = [
     "drop-malformed",
     "drop-memory",
     "drop-interface",
+    "standard-no-channel",
+    "standard-closing",
+    "standard-stalled",
+    "standard-full",
+    "standard-flushed",
+    "standard-shaped",
+    "standard-classified",
+    "standard-hook",
+    "standard-receiver",
+    "standard-source",
+    "standard-vlan",
+    "standard-feature",
+    "standard-segmentation",
+    "standard-checksum",
+    "standard-encrypted",
+    "standard-unreadable",
+    "standard-too-large",
 ];
 
 /// A message of the family: its command and its attributes.
