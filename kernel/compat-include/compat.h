@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * compat.h - what differs between the kernels that we build for, under one
- * name each. The build (kernel/Kbuild) looks for a symbol, not for a version;
- * dropping a kernel means deleting its half here.
+ * compat.h - what differs between the kernels that we build for and has no name
+ * in the newest, under one name each. What the newest has, and others lack, is
+ * in the header of the kernel's name beside this file, under the kernel's name.
+ *
+ * The build (kernel/Kbuild) looks for a symbol, not for a version. Dropping a
+ * kernel means deleting its half here.
  */
 #ifndef VMLOOP_COMPAT_H
 #define VMLOOP_COMPAT_H
 
+#include <linux/ipv6.h>
 #include <linux/netdevice.h>
-#include <linux/skbuff.h>
 #include <linux/slab.h>
-
-#ifdef HAVE_PAGE_POOL_HELPERS
+#include <linux/virtio_net.h>
 #include <net/page_pool/helpers.h>
-#else
-#include <net/page_pool.h>
-#endif
 
-/* skb_gso_validate_network_len() moved there. */
-#ifdef HAVE_GSO_H
-#include <net/gso.h>
+#ifdef HAVE_NET_IPV6_STUBS_H
+#include <net/ipv6_stubs.h>
+#else
+#include <net/ndisc.h>
 #endif
 
 /* Debian's page allocator has 32 KiB at hand; a 64 KiB frame takes three. */
@@ -36,19 +36,14 @@ static inline struct page_pool *compat_page_pool(unsigned int order)
 	return page_pool_create(&params);
 }
 
-/* A device that only carries a NAPI instance. */
+/* alloc_netdev_dummy() makes a device that only carries a NAPI instance. */
 #ifdef HAVE_ALLOC_NETDEV_DUMMY
-static inline struct net_device *compat_dummy_netdev(void)
-{
-	return alloc_netdev_dummy(0);
-}
-
-static inline void compat_dummy_netdev_free(struct net_device *dev)
+static inline void compat_free_netdev_dummy(struct net_device *dev)
 {
 	free_netdev(dev);
 }
 #else
-static inline struct net_device *compat_dummy_netdev(void)
+static inline struct net_device *alloc_netdev_dummy(int sizeof_priv)
 {
 	struct net_device *dev = kzalloc(sizeof(*dev), GFP_KERNEL);
 
@@ -57,7 +52,7 @@ static inline struct net_device *compat_dummy_netdev(void)
 	return dev;
 }
 
-static inline void compat_dummy_netdev_free(struct net_device *dev)
+static inline void compat_free_netdev_dummy(struct net_device *dev)
 {
 	kfree(dev);
 }
@@ -67,7 +62,7 @@ static inline void compat_dummy_netdev_free(struct net_device *dev)
 static inline bool compat_tc_egress_active(const struct net_device *dev)
 {
 #ifdef CONFIG_NET_EGRESS
-#ifdef HAVE_TCX
+#ifdef HAVE_TCX_EGRESS
 	return rcu_access_pointer(dev->tcx_egress);
 #else
 	return rcu_access_pointer(dev->miniq_egress);
@@ -82,11 +77,29 @@ static inline bool compat_nit_active(struct net_device *dev)
 	return dev_nit_active(dev);
 }
 
-/* UDP segmentation in virtio's metadata came after 6.1. */
-#ifdef HAVE_VIRTIO_GSO_UDP_L4
+/*
+ * UDP segmentation in virtio's metadata came with 6.2. Later 6.1 checks for it in
+ * virtio_net_hdr_to_skb(), and refuses it all the same.
+ */
+#ifdef VIRTIO_NET_HDR_GSO_UDP_L4
 #define COMPAT_GSO_UDP_L4	SKB_GSO_UDP_L4
 #else
 #define COMPAT_GSO_UDP_L4	0
 #endif
+
+/*
+ * IPv6's neighbours; NULL until the IPv6 module is there (before 7.1 or so it may
+ * be one), or if it is turned off.
+ */
+static inline struct neigh_table *compat_nd_table(void)
+{
+#if !IS_ENABLED(CONFIG_IPV6)
+	return NULL;
+#elif defined(HAVE_NET_IPV6_STUBS_H)
+	return READ_ONCE(ipv6_stub)->nd_tbl;
+#else
+	return ipv6_mod_enabled() ? &nd_tbl : NULL;
+#endif
+}
 
 #endif /* VMLOOP_COMPAT_H */

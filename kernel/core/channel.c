@@ -370,7 +370,7 @@ void vmloop_channel_shut(struct vmloop_channel *channel, bool peer_alive)
 	synchronize_rcu_expedited();
 	if (was_up)
 		lane->path->lane_down(lane);
-	del_timer_sync(&channel->stall);
+	timer_delete_sync(&channel->stall);
 
 	/* Pairs with the peer's acquire: all that we produced is published. */
 	virt_store_release(&channel->region.ours->state, VMLOOP_SIDE_CLOSING);

@@ -16,6 +16,7 @@
 #include <linux/if_vlan.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
+#include <net/gso.h>
 #include <net/ip.h>
 #include <net/ipv6.h>
 

@@ -57,7 +57,7 @@ static int lane_open(struct vmloop_lane *lane)
 	__skb_queue_head_init(&net->waiting);
 	__skb_queue_head_init(&net->held);
 
-	net->napi_dev = compat_dummy_netdev();
+	net->napi_dev = alloc_netdev_dummy(0);
 	if (!net->napi_dev)
 		goto err_dev;
 	net->pages = compat_page_pool(NET_PAGES_ORDER);
@@ -77,7 +77,7 @@ err_watch:
 	netif_napi_del(&net->napi);
 	page_pool_destroy(net->pages);
 err_pages:
-	compat_dummy_netdev_free(net->napi_dev);
+	compat_free_netdev_dummy(net->napi_dev);
 err_dev:
 	kfree(net);
 	return err;
@@ -130,7 +130,7 @@ static void lane_close(struct vmloop_lane *lane)
 	__netif_napi_del(&net->napi);
 	synchronize_rcu_expedited();
 	page_pool_destroy(net->pages);
-	compat_dummy_netdev_free(net->napi_dev);
+	compat_free_netdev_dummy(net->napi_dev);
 	kfree(net);
 	lane->priv = NULL;
 }

@@ -12,10 +12,10 @@
  * under RCU, bottom halves off.
  */
 #include <net/arp.h>
-#include <net/ipv6_stubs.h>
 #include <net/neighbour.h>
 
 #include "net.h"
+#include "compat.h"
 
 /* A neighbour that was used within so long will be used again. */
 #define RECENT_TIME	(30 * HZ)
@@ -56,12 +56,11 @@ static void look(struct neighbour *neighbour, void *unused)
  */
 void net_recent_want(void)
 {
+	struct neigh_table *nd_table = compat_nd_table();
+
 	rcu_read_lock();
 	neigh_for_each(&arp_tbl, look, NULL);
-#if IS_ENABLED(CONFIG_IPV6)
-	/* There is none until the IPv6 module is there, or if it is turned off. */
-	if (READ_ONCE(ipv6_stub)->nd_tbl)
-		neigh_for_each(READ_ONCE(ipv6_stub)->nd_tbl, look, NULL);
-#endif
+	if (nd_table)
+		neigh_for_each(nd_table, look, NULL);
 	rcu_read_unlock();
 }

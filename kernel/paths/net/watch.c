@@ -248,8 +248,8 @@ int net_watch_start(struct net_lane *net)
 	};
 	int err;
 
-	hrtimer_init(&net->timer, CLOCK_MONOTONIC, HRTIMER_MODE_REL_PINNED);
-	net->timer.function = timer_fires;
+	hrtimer_setup(&net->timer, timer_fires, CLOCK_MONOTONIC,
+		      HRTIMER_MODE_REL_PINNED);
 	net->watcher = kthread_create(watcher, net, "vmloop_watch");
 	if (IS_ERR(net->watcher))
 		return PTR_ERR(net->watcher);

@@ -11,6 +11,7 @@
  * Owns the region and the two links that share it. Links come and go in a
  * work, as the core asks for them under its mutex.
  */
+#include <linux/hex.h>
 #include <linux/sizes.h>
 #include <linux/slab.h>
 #include <linux/vmalloc.h>

@@ -7,6 +7,7 @@
  * after a word that does not fit, the value is to be ignored. Context: any.
  */
 #include <linux/ctype.h>
+#include <linux/hex.h>
 #include <linux/inet.h>
 #include <linux/kernel.h>
 #include <linux/string.h>

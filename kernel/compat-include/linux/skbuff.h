@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef VMLOOP_COMPAT_LINUX_SKBUFF_H
+#define VMLOOP_COMPAT_LINUX_SKBUFF_H
+
+#include_next <linux/skbuff.h>
+
+/* Fragments that the CPU cannot read (device memory) came with 6.12. */
+#ifndef HAVE_SKB_FRAGS_READABLE
+static inline bool skb_frags_readable(const struct sk_buff *skb)
+{
+	return true;
+}
+#endif
+
+/* Segmentation with accurate ECN came with 6.14: before, no frame has it. */
+#ifndef HAVE_SKB_GSO_TCP_ACCECN
+enum { SKB_GSO_TCP_ACCECN = 0 };
+#endif
+
+#endif /* VMLOOP_COMPAT_LINUX_SKBUFF_H */
