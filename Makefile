@@ -47,7 +47,7 @@ deb: ## Build Debian packages into out/deb
 ##@ Test
 
 .PHONY: check
-check: deps ## Format, lint, unit tests: under 3 minutes, boots nothing
+check: deps ## Format, lint, unit tests: under 3 minutes, boots no lab
 	@KERNELS="$(KERNELS)" scripts/run-tests check
 
 .PHONY: test
@@ -55,8 +55,8 @@ test: deps ## The main jobs of everything: check, and guests on a KVM and a Xen 
 	@KERNELS="$(KERNELS)" scripts/run-tests check main
 
 .PHONY: test-all
-test-all: debug-kernel ## All tests there are, for hours
-	@KERNELS="$(KERNELS)" scripts/run-tests check ring all
+test-all: deps ## All tests there are, for hours; it says for how long. PART=2/4: a quarter
+	@KERNELS="$(KERNELS)" scripts/run-tests $(if $(PART),--part $(PART)) check ring all
 
 .PHONY: test-ring
 test-ring: deps ## Stress, sanitizers, mutants and a minute of fuzzing for the ring
@@ -107,7 +107,7 @@ distclean: ## Remove everything that is not in git's care
 
 .PHONY: help
 help: ## This list
-	@echo "usage: make [KERNELS=\"RELEASE...\"] [JOBS=$(JOBS)] [HOST=kvm|xen] TARGET..."
+	@echo "usage: make [KERNELS=\"RELEASE...\"] [JOBS=$(JOBS)] [HOST=kvm|xen] [PART=K/N] TARGET..."
 	@awk -F ':.*## ' ' \
 		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
 		/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 } \

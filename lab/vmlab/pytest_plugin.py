@@ -45,6 +45,8 @@ class LabPool:
         self._base: list[str] = []
         self._suspects: set[str] = set()
         self.notes: list[str] = []
+        self.boots = 0
+        """How many labs were booted."""
         self.external: str | None = config.getoption("--lab")
 
     def get(self, options: dict[str, Any], kept: Collection[str] = ()) -> Lab:
@@ -85,6 +87,7 @@ class LabPool:
     def _boot_anew(self, options: dict[str, Any]) -> Lab:
         self.drop()
         lab = self._lab = self._boot(options)
+        self.boots += 1
         self._options = options
         self._base = list(lab.guests)
         return lab

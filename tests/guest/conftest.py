@@ -4,7 +4,7 @@
 A stage is one lab for all tests (tests/stages.py). Without options the whole
 list runs on the first stage of each kind of host. Naming stages runs it on each
 of them: `--stages 6.1-pc,6.12-q35`, or `--stages debug-pc` for the debug kernel.
-`--pick main` runs what `make test` does (tests/conftest.py has the marks).
+`--pick main` runs what `make test` does (tests/marks.py).
 """
 
 import json

@@ -2,6 +2,7 @@
 """scripts/run-tests counts what fails, above all what fails silently."""
 
 import importlib.util
+import json
 import sys
 import threading
 import time
@@ -9,10 +10,14 @@ from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 TOP = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP))
+
+from tests.plan import UNKNOWN, Durations, Planned, part, split  # noqa: E402
 
 
 @pytest.fixture
@@ -27,7 +32,13 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     loader.exec_module(module)
     monkeypatch.setattr(module, "LOGS", tmp_path)
     monkeypatch.setattr(module, "TOP", tmp_path)
+    monkeypatch.setattr(module, "prepare_python", lambda: None)
     return module
+
+
+def run_main(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["run-tests", *words])
+    return int(runner.main())
 
 
 def counts(runner: ModuleType, command: str, counter: str = "count_status", **more: object) -> tuple[int, int, int]:
@@ -153,19 +164,205 @@ def test_what_does_not_want_to_end_is_killed(
     assert not (tmp_path / "survived").exists()
 
 
+@pytest.mark.parametrize("core", [False, True])
+def test_what_is_left_when_the_time_is_over_is_named(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, core: bool
+) -> None:
+    """It has neither passed nor failed; but without the core list nothing has passed."""
+    over: list[bool] = []
+    now = time.monotonic
+    monkeypatch.setattr(runner.time, "monotonic", lambda: now() + 7200 * len(over))
+
+    def last_in_time(log: str, status: int) -> object:
+        over.append(True)
+        return runner.Count(passed=1)
+
+    steps = [
+        runner.Step("quick", "true"),
+        runner.Step("last", "true", last_in_time),
+        runner.Step("late", "touch late", core=core),
+        runner.Step("needy", "touch needy", needs=("late",)),
+    ]
+    later = [runner.Step("later", "true")]
+    monkeypatch.setattr(runner, "SUITES", {"check": lambda: steps, "ring": lambda: later})
+    monkeypatch.setattr(runner, "PARALLEL", {})
+    assert run_main(runner, monkeypatch, "--within", "7200", "check", "ring") == core
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("not run: ")] == [
+        "not run: late",
+        "not run: needy",
+        "not run: later",
+    ]
+    assert lines[-1] == f"2 passed, {core:d} failed"
+    assert ("FAILED core list: 1 of it not run: late" in lines) == core
+    assert not (tmp_path / "late").exists() and not (tmp_path / "needy").exists()
+
+
 @pytest.mark.usefixtures("time_is_over_when_ready")
-def test_what_is_left_when_the_time_is_over_fails(
+def test_what_is_not_ready_when_the_time_is_over_fails(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [runner.Step("quick", "true"), runner.Step("slow", "touch ready; sleep 60"), runner.Step("late", "true")]
+    monkeypatch.setattr(runner, "SUITES", {"check": lambda: steps})
+    monkeypatch.setattr(runner, "PARALLEL", {})
+    assert run_main(runner, monkeypatch, "--within", "7200", "check") == 1
+    assert capsys.readouterr().out.splitlines()[-2:] == ["1 not run: no time was left", "1 passed, 1 failed"]
+
+
+@pytest.mark.parametrize(("spent", "begun"), [(50.0, True), (200.0, False)])
+@pytest.mark.parametrize("core", [False, True])
+def test_a_step_begins_if_it_will_be_over_in_time(runner: ModuleType, spent: float, begun: bool, core: bool) -> None:
+    """By what was recorded, on a machine that is as fast, or takes more than twice as long. Core steps may try."""
+    pace = runner.Pace(runner.Durations(steps={"early": 50.0, "late": 600.0}))
+    pace.add(runner.Step("early", ""), spent)
+    count = runner.run(runner.Step("late", "true", core=core), time.monotonic() + 1000, pace)
+    if begun or core:
+        assert (count.passed, count.failed, count.not_run) == (1, 0, [])
+    else:
+        assert (count.passed, count.failed, count.not_run) == (0, 0, ["late"])
+
+
+def account_step(runner: ModuleType, tmp_path: Path, found: dict[str, object], core: bool = False) -> Any:
+    """A pytest that leaves one good test, and an account of what it has not run."""
+    (tmp_path / "xml").write_text('<testsuites><testcase name="a"/></testsuites>')
+    (tmp_path / "found").write_text(json.dumps({"took": {}, "core_not_run": [], "not_run": []} | found))
+    command = "cp found account; : "
+    return runner.Step("labs", command, runner.count_junit(tmp_path / "xml"), account=tmp_path / "account", core=core)
+
+
+def test_what_a_pytest_has_not_run_is_named(
     runner: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    slow = "touch ready; sleep 60"
-    steps = [runner.Step("quick", "true"), runner.Step("slow", slow), runner.Step("late", "touch late")]
-    monkeypatch.setattr(runner, "SUITES", {"check": lambda: steps, "ring": lambda: [runner.Step("later", "true")]})
-    monkeypatch.setattr(runner, "PARALLEL", {})
-    monkeypatch.setattr(runner, "prepare_python", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["run-tests", "--within", "7200", "check", "ring"])
-    assert runner.main() == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 3 failed"
-    assert not (tmp_path / "late").exists()
+    step = account_step(runner, tmp_path, {"not_run": ["t.py::b", "t.py::c"], "took": {"tests": {"t.py::a": 2.0}}})
+    monkeypatch.setattr(runner, "SUITES", {"check": lambda: [step]})
+    assert run_main(runner, monkeypatch, "check") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-4:] == ["not run: t.py::b", "not run: t.py::c", "2 not run: no time was left", "1 passed, 0 failed"]
+    assert runner.Durations.load(tmp_path / "durations.json").tests == {"t.py::a": 2.0}
+
+
+def test_a_pytest_that_has_not_run_the_core_list_fails(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    step = account_step(runner, tmp_path, {"not_run": ["t.py::b"], "core_not_run": ["t.py::b"]})
+    monkeypatch.setattr(runner, "SUITES", {"check": lambda: [step]})
+    assert run_main(runner, monkeypatch, "check") == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 1 failed"
+
+
+def test_a_pytest_is_told_by_when_to_end(runner: ModuleType, tmp_path: Path) -> None:
+    step = account_step(runner, tmp_path, {})
+    step.command = "cp found account; echo >told"
+    pace = runner.Pace(runner.Durations(steps={"early": 60.0}))
+    pace.add(runner.Step("early", ""), 180.0)
+    runner.run(step, time.monotonic() + 500.4, pace)
+    assert (tmp_path / "told").read_text() == "--pace 2.00 --within 500\n"
+
+
+def test_what_needs_a_step_that_failed_is_not_begun(runner: ModuleType, tmp_path: Path) -> None:
+    """It waits for it, and has failed with it."""
+    steps = [
+        runner.Step("build", "sleep 0.2; false"),
+        runner.Step("good build", "sleep 0.2; touch built"),
+        runner.Step("needy", "touch needy", needs=("build",)),
+        runner.Step("other", "test -e built", needs=("good build",)),
+    ]
+    total = runner.run_all(steps, 3)
+    assert (total.passed, total.failed) == (2, 2)
+    assert not (tmp_path / "needy").exists()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_each_thing_is_in_one_part(count: int) -> None:
+    """Parts take about the same time, and keep what is side by side together."""
+    things = list(range(60))
+    parts = split(things, lambda n: 1.0 + n % 5, count)
+    assert [n for part in parts for n in part] == things
+    spent = [sum(1.0 + n % 5 for n in part) for part in parts]
+    assert max(spent) - min(spent) <= 2 * 5.0
+
+
+def test_parts_of_little_or_nothing() -> None:
+    assert split([], float, 3) == [[], [], []]
+    assert split([0, 0], float, 2) == [[0, 0], []]
+    assert [n for part in split([100, 1], float, 4) for n in part] == [100, 1]
+
+
+@pytest.mark.parametrize("text", ["", "2", "0/2", "3/2", "1/0", "a/b", "1/2/3"])
+def test_no_part(text: str) -> None:
+    with pytest.raises(ValueError, match="no part"):
+        part(text)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 9])
+def test_parts_of_a_run(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int) -> None:
+    """All steps and tests are in exactly one; what a lab needs is in each part that has such a lab."""
+    planned = [
+        Planned(f"{group}-{n}", group, f"lab of {group}", 5.0 + n, kernel)
+        for group, kernel in (("a", "6.1"), ("b", "debug"), ("c", "6.1"))
+        for n in range(10)
+    ]
+    monkeypatch.setattr(runner, "planned_tests", lambda: planned)
+    monkeypatch.setattr(runner, "built", lambda: [runner.Step("build", "")])
+    monkeypatch.setattr(runner, "BUILDS", {"debug": lambda: [runner.Step("debug kernel", "")]})
+    monkeypatch.setattr(
+        runner, "SUITES", {"check": lambda: [runner.Step(f"check {n}", "") for n in range(4)], "all": list}
+    )
+    steps: list[str] = []
+    tests: list[str] = []
+    for number in range(1, count + 1):
+        for found in runner.divided(["check", "all"], (number, count), runner.Durations()):
+            names = [step.name for step in found.steps]
+            if found.suite == "check":
+                steps += names
+                continue
+            for step in found.steps:
+                if step.name.startswith("labs "):
+                    mine = (tmp_path / f"{step.name.replace(' ', '-')}.tests").read_text().splitlines()
+                    assert f"--listed {tmp_path / step.name.replace(' ', '-')}.tests" in step.command
+                    assert mine
+                    tests += mine
+                    needs = {"build", "debug kernel"} if step.name == "labs b" else {"build"}
+                    assert set(step.needs) == needs <= set(names)
+    assert steps == [f"check {n}" for n in range(4)]
+    assert tests == [one.name for one in planned]
+
+
+def test_a_run_says_how_long_it_takes(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = [Planned(f"t-{n}", "6.1-pc", "a lab", 600.0, "6.1") for n in range(12)]
+    monkeypatch.setattr(runner, "planned_tests", lambda: planned)
+    monkeypatch.setattr(runner, "built", list)
+    monkeypatch.setattr(runner, "steps_of", lambda tests: [runner.Step("a step", "true")])
+    monkeypatch.setattr(
+        runner.Durations, "load", lambda *_: runner.Durations(steps={"a step": 0.0}, boots={"a lab": 300})
+    )
+    assert run_main(runner, monkeypatch, "--part", "1/2", "all") == 0
+    assert "part 1/2 of it takes about 1 h 05 min" in capsys.readouterr().out
+
+
+def test_durations_are_kept_and_recorded(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a step that ended by itself, and well."""
+    steps = [runner.Step("good", "sleep 0.2"), runner.Step("bad", "false")]
+    monkeypatch.setattr(runner, "SUITES", {"check": lambda: steps})
+    run_main(runner, monkeypatch, "check")
+    kept = runner.Durations.load(tmp_path / "durations.json")
+    assert set(kept.steps) == {"good"} and 0.2 <= kept.steps["good"] < 60
+    recorded = tmp_path / "recorded.json"
+    recorded.write_text(json.dumps({"steps": {"other": 3.0, "good": 99.0}}))
+    load, save = runner.Durations.load, runner.Durations.save
+    monkeypatch.setattr(runner.Durations, "load", lambda path=recorded: load(path))
+    monkeypatch.setattr(runner.Durations, "save", lambda self, path=recorded: save(self, path))
+    assert run_main(runner, monkeypatch, "--record") == 0
+    assert load(recorded).steps == {"other": 3.0, "good": kept.steps["good"]}
+
+
+def test_a_test_that_was_never_seen_takes_what_its_like_take() -> None:
+    durations = Durations(tests={"a.py::one[6.1-pc-x]": 3.0, "a.py::one[6.12-q35-x]": 4.0})
+    assert durations.test("a.py::one[6.1-pc-x]") == 3.0
+    assert durations.test("a.py::one[debug-pc-y]") == 4.0
+    assert durations.test("a.py::other[6.1-pc-x]") == UNKNOWN["tests"]
 
 
 def test_steps_that_use_the_same_wait(runner: ModuleType) -> None:
@@ -197,9 +394,7 @@ def test_last_line_and_status(
     last: str,
 ) -> None:
     monkeypatch.setattr(runner, "SUITES", {"check": lambda: [runner.Step("a step", command)]})
-    monkeypatch.setattr(runner, "prepare_python", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["run-tests", "check"])
-    assert runner.main() == status
+    assert run_main(runner, monkeypatch, "check") == status
     assert capsys.readouterr().out.splitlines()[-1] == last
 
 
@@ -210,6 +405,5 @@ def test_a_broken_preparation_fails(
         raise OSError("no python3-venv")
 
     monkeypatch.setattr(runner, "prepare_python", broken)
-    monkeypatch.setattr(sys, "argv", ["run-tests", "check"])
-    assert runner.main() == 1
+    assert run_main(runner, monkeypatch, "check") == 1
     assert capsys.readouterr().out.splitlines()[-1] == "0 passed, 1 failed"
