@@ -89,6 +89,22 @@ def up_xen(hosts: int, guests: int, kernel: str, host_kernel: str, pvh: bool, vi
     )  # fmt: skip
 
 
+@up.command("solo")
+@click.option("--kernel", default="6.1", show_default=True, help="6.1, 6.12 or debug.")
+@click.option("--cpus", default=2, show_default=True, help="How many run side by side.")
+@click.option("--memory", default=2048, show_default=True, metavar="MIB")
+@click.option("--modules", metavar="DIR", help="*.ko  [default: out/modules/RELEASE]")
+@click.option("--append", default="", metavar="WORDS", help="For the kernel's command line.")
+@click.option("--accel", default="auto", show_default=True, help="auto, tcg or kvm.")
+@NAME
+def up_solo(kernel: str, cpus: int, memory: int, modules: str | None, append: str, accel: str, name: str) -> None:
+    """Boot one machine by itself, called host: for what needs no hypervisor, such as the loopback transport."""
+    _up(
+        name, 0, kind="solo", kernel=kernel, cpus=cpus, memory=memory, modules=modules, append=append,
+        accelerator=accel,
+    )  # fmt: skip
+
+
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-t", "--tty/--no-tty", default=False, help="Give the command a terminal.")
 @click.option("--cwd", help="Directory to run in  [default: the same as here]")
@@ -270,6 +286,15 @@ def kill(name: str, guest: str) -> None:
     from .lab import Lab
 
     Lab.open(name).guest(guest).kill()
+
+
+@main.command()
+@NAME
+def stage(name: str) -> None:
+    """Put the newest modules where machines see them: the next modprobe loads those."""
+    from .lab import Lab
+
+    Lab.open(name).stage_modules()
 
 
 @main.command()

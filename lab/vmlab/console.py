@@ -111,12 +111,12 @@ _STUCK = re.compile(
     r"soft lockup - CPU#(\d+) stuck .*\n"
     r"(?:.*\n){0,4}?"
     r".*RIP: 0010:(\S+).*\n"
-    r".* Code: .*<0f> 1f 44 00 00"
+    r".* Code: .*(?:<0f> 1f 44 00 00|<e9>(?: [0-9a-f]{2}){4})"
 )
 
 
 def stuck_where_patched(text: str) -> bool:
-    """Whether several CPUs are stuck at one and the same jump label: five bytes that do nothing.
+    """Whether several CPUs are stuck at one and the same jump label: five bytes that do nothing, or a jump.
 
     No CPU can be: it is a fault of QEMU's TCG (docs/lab.md, "What emulation
     gets wrong"). Of the host's kernel only, in which nothing is ours.

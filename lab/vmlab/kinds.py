@@ -35,6 +35,10 @@ class Outer:
     host: str = FIRST_HOST
     lan: int = 0
     """Its number among several hosts; 0 if it is alone."""
+    cpus: int = 0
+    """0 stands for what the kind of host needs."""
+    append: str = ""
+    """More for its kernel's command line, where it is what is tried."""
 
 
 class HostKind(ABC):
@@ -43,10 +47,14 @@ class HostKind(ABC):
     name: ClassVar[str]
     machines: ClassVar[tuple[str, ...]]
     """Guests' machines, the default first."""
-    guest_console: ClassVar[str]
+    guest_console: ClassVar[str] = ""
     """Device of a guest's console, below /dev."""
     boot_seconds: ClassVar[float]
     """How long the outer machine's boot may take, on a busy outside too."""
+    memory: ClassVar[int] = 4096
+    """MiB of an outer machine, if nothing else is said."""
+    has_guests: ClassVar[bool] = True
+    """Where there can be none, the outer machine is what is tried, with the kernel and the modules of guests."""
 
     def check_machine(self, machine: str) -> str:
         """Return ``machine`` if guests can be one; raise VmlabError if not."""
@@ -57,6 +65,11 @@ class HostKind(ABC):
     def guest_append(self, machine: str, made_for: str) -> str:
         """What such a guest's kernel must be told on a host that suits guests with machine ``made_for``."""
         return ""
+
+    def check_guests(self, guests: int, cpus: int) -> None:
+        """Raise VmlabError unless such a host can have so many guests, and be given a number of CPUs (0: it is not)."""
+        if cpus:
+            raise VmlabError(f"a {self.name} host has the CPUs that it needs: only a solo machine is given a number")
 
     def check_hosts(self, hosts: int, virtual_time: bool) -> None:
         """Raise VmlabError unless a lab of this kind can have so many hosts."""
@@ -132,12 +145,13 @@ class HostKind(ABC):
 def find_kind(name: str) -> HostKind:
     """The kind called ``name``. Raises VmlabError when there is none."""
     from .kvm import Kvm
+    from .solo import Solo
     from .xen import Xen
 
-    for kind in (Kvm(), Xen()):
+    for kind in (Kvm(), Xen(), Solo()):
         if kind.name == name:
             return kind
-    raise VmlabError(f"no host of kind {name!r}: choose kvm or xen")
+    raise VmlabError(f"no host of kind {name!r}: choose kvm, xen or solo")
 
 
 def bridge_port(spec: GuestSpec) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from . import accel, kernels, movable, programs
 from .errors import GuestFailed, VmlabError
 from .kinds import HostKind, Outer, bridge_port
-from .qemu import MACHINES, QEMU_UID, guest_command, outer_command
+from .qemu import MACHINES, QEMU_UID, TCG_APPEND, TCG_CPU, TCG_CPUS, guest_command, linux, outer_command
 
 if TYPE_CHECKING:
     from .machine import Guest
@@ -32,10 +32,10 @@ class Kvm(HostKind):
         return accel.choose(wanted)
 
     def outer_command(self, outer: Outer) -> list[str]:
-        return outer_command(
-            outer.lab, outer.kernel.image, kernels.build_initramfs(outer.kernel), outer.modules, outer.lab_dir,
-            outer.run_dir, outer.memory, outer.accelerator, outer.host, outer.lan,
-        )  # fmt: skip
+        cpu, append = ["-accel", "kvm", "-cpu", "host", "-smp", "2"], ""
+        if outer.accelerator == "tcg":
+            cpu, append = ["-accel", "tcg,thread=multi", "-cpu", TCG_CPU, *TCG_CPUS], TCG_APPEND
+        return outer_command(outer, cpu, linux(outer, kernels.build_initramfs(outer.kernel), {}, append))
 
     def start_script(self, guest: "Guest", kernel: kernels.Kernel, modules: Path, incoming: bool = False) -> str:
         spec = guest.spec

@@ -87,7 +87,8 @@ class Lab:
         host_kernel: str = kernels.DEFAULT,
         machine: str = "",
         mtu: int = 1500,
-        memory: int = 4096,
+        memory: int | None = None,
+        cpus: int = 0,
         guest_memory: int | None = None,
         append: str = "",
         modules: str | Path | None = None,
@@ -97,7 +98,9 @@ class Lab:
     ) -> "Lab":
         """Boot a host and its guests g1 to gN.
 
-        ``kind`` is the host's, kvm or xen. With ``hosts=2`` there are two, host and
+        ``kind`` is the host's, kvm or xen, or ``solo`` for a machine by itself, named
+        host: ``kernel``, ``append`` and ``modules`` are that one's, and ``cpus`` its
+        number of CPUs. With ``hosts=2`` there are two, host and
         host2, with one br0; guests take turns (g1 on host, g2 on host2, ...) and can
         be migrated; ``memory`` is that of each host. The keywords from ``kernel`` to
         ``modules`` are the guests' defaults. ``virtual_time`` has the clocks of
@@ -111,7 +114,8 @@ class Lab:
             if lab._load() and lab.running:
                 raise VmlabError(f"lab {name} is up already: './vmlab down --name {name}' ends it")
             host = find_kind(kind)
-            outer = kernels.find_kernel(host_kernel)
+            host.check_guests(guests, cpus)
+            outer = kernels.find_kernel(host_kernel if host.has_guests else kernel)
             machine = host.check_machine(machine or host.machines[0])
             defaults: dict[str, Any] = {
                 "kernel": kernel, "machine": machine, "mtu": mtu, "memory": guest_memory, "extra_append": append,
@@ -126,11 +130,12 @@ class Lab:
             host.check_hosts(hosts, virtual_time)
             defaults["movable"] = hosts > 1
             chosen = host.choose_accelerator(accelerator, virtual_time)
-            lab._boot_hosts(host, outer, memory, chosen, virtual_time, defaults, bound, hosts)
+            lab._boot_hosts(host, outer, memory or host.memory, chosen, virtual_time, defaults, bound, hosts, cpus)
         try:
             for one in lab.hosts.values():
                 one.run("true", timeout=host.boot_seconds * hosts)
-                one.ensure_bridge("br0", mtu=mtu, subnet=0)
+                if host.has_guests:
+                    one.ensure_bridge("br0", mtu=mtu, subnet=0)
             # All start at once; their boots overlap.
             fresh = [lab.add_guest(boot=False) for _ in range(guests)]
             with ThreadPoolExecutor(max_workers=4) as pool:
@@ -232,6 +237,7 @@ class Lab:
         bridge, vlan, subnet, modules, root_ports, extra_args, extra_append, host);
         what is left out is as given to Lab.up().
         """
+        self.kind.check_guests(1, 0)
         with self._locked():
             self._load()
             guests = self._state["guests"]
@@ -324,7 +330,7 @@ class Lab:
         only the host did. Each line is reported once.
         """
         found = self.findings()
-        guests = [str(one) for one in found if one.machine not in self.hosts]
+        guests = [str(one) for one in found if not self.kind.has_guests or one.machine not in self.hosts]
         if guests:
             raise ConsoleFailed("a guest's kernel complains:\n" + "\n".join(guests[:20]))
         if found:
@@ -363,7 +369,7 @@ class Lab:
 
     def _boot_hosts(
         self, kind: HostKind, kernel: kernels.Kernel, memory: int, accelerator: str, virtual_time: bool,
-        defaults: dict[str, Any], bound: bool, count: int,
+        defaults: dict[str, Any], bound: bool, count: int, cpus: int,
     ) -> None:  # fmt: skip
         factor = dilation.factor(accelerator, virtual_time)
         slower = dilation.environment(factor)
@@ -379,10 +385,12 @@ class Lab:
             (self.directory / name).mkdir()
             (self.run_dir / name).mkdir()
         modules = kernels.stage_modules(kernel, None, "plain")
+        if not kind.has_guests:
+            modules = self._stage_own(kernel, defaults)
         outers = [
             Outer(
                 self.name, kernel, modules, self.directory, self.run_dir / name, memory, accelerator, virtual_time,
-                defaults["machine"], name, number if count > 1 else 0,
+                defaults["machine"], name, number if count > 1 else 0, cpus, defaults["extra_append"],
             )
             for number, name in enumerate(names, 1)
         ]  # fmt: skip
@@ -429,6 +437,18 @@ class Lab:
             "guests": {},
         }
         self._save()
+
+    def _stage_own(self, kernel: kernels.Kernel, defaults: dict[str, Any]) -> Path:
+        """Put the newest modules of the outside where a solo machine sees them."""
+        extra = Path(defaults["modules"]) if "modules" in defaults else kernels.default_modules(kernel)
+        return kernels.stage_modules(kernel, extra, self.name)
+
+    def stage_modules(self) -> None:
+        """Do so again: the next modprobe in this lab's solo machine, or in its guests, loads the newest ones."""
+        if not self.kind.has_guests:
+            self._stage_own(kernels.find_kernel(self._state["defaults"]["kernel"]), self._state["defaults"])
+        for guest in self.guests.values():
+            guest.stage_modules()
 
     def _alive(self, key: str) -> bool:
         pid, started = self._state.get(key, (0, None))

@@ -89,7 +89,8 @@ class Machine(ABC):
         host = self.host
         if not host.answers():
             console = self.lab.directory / host.name / "console.log"
-            raise LabFailed(f"{host.name} of lab {self.lab.name} does not answer: see {console}")
+            error = LabFailed if self.lab.kind.has_guests else GuestFailed
+            raise error(f"{host.name} of lab {self.lab.name} does not answer: see {console}")
         if self is not host and not self.answers():
             raise GuestFailed(f"{self.name} does not answer: see {self.lab.directory}/{self.name}/console.log")
 

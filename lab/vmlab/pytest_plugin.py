@@ -28,6 +28,7 @@ from _pytest.runner import runtestprotocol
 
 from .console import interrupted_twice, stuck_where_patched
 from .errors import GuestFailed, LabFailed
+from .kinds import find_kind
 from .lab import Lab
 from .machine import Guest, Host, Machine
 
@@ -128,7 +129,7 @@ POOL = pytest.StashKey[LabPool]()
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "lab(guests=2, kind=, hosts=, kernel=, machine=, mtu=, memory=, guest_memory=, append=, modules=, "
+        "lab(guests=2, kind=, hosts=, kernel=, machine=, mtu=, memory=, cpus=, guest_memory=, append=, modules=, "
         "virtual_time=): boots a lab",
     )
     config.addinivalue_line("markers", "keeps(name, ...): leaves guests that earlier tests added")
@@ -183,10 +184,10 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     """A booted lab, with the options of the test's ``lab`` mark."""
     pool = request.config.stash[POOL]
-    options: dict[str, Any] = {"guests": 2}
-    options |= {name: request.config.getoption(f"--lab-{name}") for name in OPTIONS}
+    options: dict[str, Any] = {name: request.config.getoption(f"--lab-{name}") for name in OPTIONS}
     for mark in reversed(list(request.node.iter_markers("lab"))):
         options |= mark.kwargs
+    options.setdefault("guests", 2 if find_kind(options["kind"]).has_guests else 0)
     lab = pool.get(options, {name for mark in request.node.iter_markers("keeps") for name in mark.args})
     yield lab
     found = lab.findings()
@@ -208,14 +209,14 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
         for machine, text in consoles.items():
             if interrupted_twice(text):
                 broken = f"delivered an interrupt to {machine} twice"
-            elif machine in lab.hosts and stuck_where_patched(text):
+            elif machine in lab.hosts and lab.kind.has_guests and stuck_where_patched(text):
                 broken = f"left CPUs of {machine} stuck at a jump label"
             else:
                 continue
             request.node.stash[EMULATOR] = f"the emulator {broken} (evidence in {where})"
             raise LabFailed(request.node.stash[EMULATOR])
         text = "\n".join(map(str, found[:20]))
-        guests = any(one.machine not in lab.hosts for one in found)
+        guests = not lab.kind.has_guests or any(one.machine not in lab.hosts for one in found)
         error = GuestFailed if guests else LabFailed
         raise error(f"during this test a kernel complained (evidence in {where}):\n{text}")
     if not lab.running:

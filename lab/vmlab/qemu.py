@@ -3,9 +3,13 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import VmlabError
 from .paths import REPO
+
+if TYPE_CHECKING:
+    from .kinds import Outer
 
 PROGRAM = "qemu-system-x86_64"
 MACHINES = ("pc", "q35")
@@ -125,6 +129,11 @@ def append_line(settings: dict[str, object], extra: str, console: str = "ttyS0")
     return " ".join([f"console={console}", *BASE_APPEND, *words, *extra.split()])
 
 
+def smp(cpus: int) -> str:
+    """Value of QEMU's -smp for a number of CPUs: a single possible one would make TCG leave out memory barriers."""
+    return str(cpus) if cpus > 1 else "1,maxcpus=2"
+
+
 def outer_devices(lab_dir: Path, run_dir: Path, name: str = FIRST_HOST) -> list[str]:
     """An outer machine's console, its agent's port, and what it sees of the outside."""
     return [
@@ -151,36 +160,20 @@ def outer_network(lan: int) -> list[str]:
     ]  # fmt: skip
 
 
-def outer_command(
-    name: str,
-    kernel: Path,
-    initramfs: Path,
-    modules: Path,
-    lab_dir: Path,
-    run_dir: Path,
-    memory: int,
-    accel: str,
-    host: str = FIRST_HOST,
-    lan: int = 0,
-) -> list[str]:
-    """The outer machine: a host in which KVM and vhost-net work.
-
-    ``lan`` is its number in the network of several hosts; 0 if it is alone.
-    """
-    if accel == "kvm":
-        cpu = ["-accel", "kvm", "-cpu", "host", "-smp", "2"]
-        append = ""
-    else:
-        cpu = ["-accel", "tcg,thread=multi", "-cpu", TCG_CPU, *TCG_CPUS]
-        append = TCG_APPEND
-    settings: dict[str, object] = {"role": "host", "name": host, "repo": REPO, "modules": modules}
+def outer_command(outer: "Outer", cpu: list[str], boot: list[str]) -> list[str]:
+    """An outer machine, which has these CPUs and boots this."""
     return [
-        PROGRAM, "-name", f"vmlab-{name}-{host}" if lan else f"vmlab-{name}",
-        "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", *cpu, "-m", str(memory),
-        "-kernel", str(kernel), "-initrd", str(initramfs),
-        "-append", append_line(settings, f"tsc=reliable mitigations=off nokaslr {append}"),
-        *outer_devices(lab_dir, run_dir, host), *outer_network(lan),
+        PROGRAM, "-name", f"vmlab-{outer.lab}-{outer.host}" if outer.lan else f"vmlab-{outer.lab}",
+        "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", *cpu, "-m", str(outer.memory), *boot,
+        *outer_devices(outer.lab_dir, outer.run_dir, outer.host), *outer_network(outer.lan),
     ]  # fmt: skip
+
+
+def linux(outer: "Outer", initramfs: Path, settings: dict[str, object], append: str) -> list[str]:
+    """What an outer machine boots that runs Linux itself."""
+    told = {"role": "host", "name": outer.host, "repo": REPO, "modules": outer.modules, **settings}
+    line = append_line(told, f"tsc=reliable mitigations=off nokaslr {append}")
+    return ["-kernel", str(outer.kernel.image), "-initrd", str(initramfs), "-append", line]
 
 
 def guest_command(
@@ -204,8 +197,6 @@ def guest_command(
         "role": "guest", "name": spec.name, "repo": REPO, "modules": modules, "mtu": spec.mtu,
         "net": f"{spec.ip}/24,{spec.ip6}/64", "gw": f"10.77.{spec.subnet}.1", **spec.in_memory(archive),
     }  # fmt: skip
-    # A single possible CPU would make TCG leave out memory barriers.
-    smp = str(spec.cpus) if spec.cpus > 1 else "1,maxcpus=2"
     # The end of an interrupt leaves the guest, so that none is delivered twice much later (docs/lab.md). An exit
     # more for each, and only needed where two hosts share the CPUs.
     cpu = "host,kvm-pv-eoi=off" if spec.movable else "host"
@@ -213,7 +204,7 @@ def guest_command(
     command = [
         PROGRAM, "-name", spec.name, "-uuid", spec.uuid,
         "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-        "-machine", spec.machine, "-accel", "kvm", "-cpu", cpu, "-smp", smp, "-m", str(spec.memory),
+        "-machine", spec.machine, "-accel", "kvm", "-cpu", cpu, "-smp", smp(spec.cpus), "-m", str(spec.memory),
         # By way of the root mount, which is cached, unlike the checkout's.
         "-kernel", f"{outside}{kernel}", "-initrd", f"{outside}{initramfs}",
         "-append", append_line(settings, append),

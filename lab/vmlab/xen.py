@@ -18,7 +18,7 @@ from .errors import CommandFailed, GuestFailed, VmlabError
 from .kinds import HostKind, Outer, bridge_port
 from .paths import CACHE, REPO
 from .process import environment
-from .qemu import PROGRAM, TCG_CPU, GuestSpec, append_line, outer_devices, outer_network
+from .qemu import TCG_CPU, GuestSpec, append_line, outer_command
 
 if TYPE_CHECKING:
     from .machine import Guest
@@ -185,15 +185,12 @@ class Xen(HostKind):
         append = append_line(settings, dom0_append, "hvc0")
         # A comma separates modules: one of our own is written twice.
         modules = [f"{outer.kernel.image} {append}", f"{kernels.build_initramfs(outer.kernel)}"]
-        return [
-            PROGRAM, "-name", f"vmlab-{outer.lab}-{outer.host}" if outer.lan else f"vmlab-{outer.lab}",
-            "-nodefaults", "-no-user-config", "-display", "none",
-            "-no-reboot", *cpu, "-m", str(outer.memory),
+        boot = [
             "-kernel", str(place / "xen"), "-append", xen_append,
             "-initrd", ",".join(module.replace(",", ",,") for module in modules),
-            *outer_devices(outer.lab_dir, outer.run_dir, outer.host), *outer_network(outer.lan),
             "-virtfs", f"local,path={place}/root,mount_tag=xen,security_model=none,readonly=on,multidevs=remap",
         ]  # fmt: skip
+        return outer_command(outer, cpu, boot)
 
     def start_script(self, guest: "Guest", kernel: kernels.Kernel, modules: Path, incoming: bool = False) -> str:
         spec = guest.spec

@@ -192,6 +192,9 @@ def test_cpus_that_are_stuck_where_code_was_patched_are_known():
     assert not stuck_where_patched(STUCK + STUCK)  # one CPU may be stuck by itself
     assert not stuck_where_patched(STUCK + other.replace("+0x72", "+0x70"))
     assert not stuck_where_patched(STUCK + other.replace("<0f> 1f 44", "<f3> 90 44"))  # pause: it waits for a lock
+    jumps = (STUCK + other).replace("<0f> 1f 44 00 00", "<e9> 8e 01 00 00")
+    assert stuck_where_patched(jumps)  # the label is turned on
+    assert not stuck_where_patched(jumps.replace("<e9>", "<eb>"))  # short, as at the end of any loop
 
 
 RESUMED = """\
@@ -242,6 +245,7 @@ def get(pool, options, kept):
         keep_evidence=lambda name: Evidence(Path("nowhere"), {{"g1": SILENCE}} if len(USES) <= {bad} else {{}}),
         running=True,
         hosts=["host"],
+        kind=SimpleNamespace(has_guests=True),
         machine=lambda name: SimpleNamespace(console_text=lambda: TRACE),
     )
 
@@ -346,7 +350,9 @@ def test_a_guest_that_comes(tmp_path):
 
 def test_hosts_are_joined(tmp_path):
     def command(host, lan):
-        return outer_command("x", tmp_path, tmp_path, tmp_path, tmp_path, tmp_path, 1024, "tcg", host, lan)
+        kernel = kernels.Kernel("6.1", "6.1.0", tmp_path, tmp_path)
+        outer = Outer("x", kernel, tmp_path, tmp_path, tmp_path, 1024, "tcg", False, "pc", host, lan)
+        return outer_command(outer, [], [])
 
     assert not [word for word in command("host", 0) if "netdev" in word]
     one, two = command("host", 1), command("host2", 2)
@@ -359,6 +365,25 @@ def test_hosts_are_joined(tmp_path):
         for hosts, virtual_time in ((3, False), (0, False), (2, True)):
             with pytest.raises(VmlabError, match="host"):
                 find_kind(kind).check_hosts(hosts, virtual_time)
+
+
+def test_a_machine_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "build_initramfs", lambda *_: tmp_path)
+    solo = find_kind("solo")
+    kernel = kernels.Kernel("6.12", "6.12.0", tmp_path, tmp_path)
+    for cpus, smp in ((0, "2"), (1, "1,maxcpus=2"), (4, "4")):
+        outer = Outer("x", kernel, tmp_path, tmp_path, tmp_path, 1024, "tcg", False, "pc", cpus=cpus, append="one=1")
+        words = solo.outer_command(outer)
+        assert words[words.index("-smp") + 1] == smp
+        line = words[words.index("-append") + 1].split()
+        assert {"vmlab.role=host", "vmlab.kind=solo", "one=1"} <= set(line)
+        assert not [word for word in line if word.startswith("isolcpus")]
+    solo.check_guests(0, 4)
+    for kind, guests, cpus in (("solo", 1, 4), ("solo", 0, -1), ("kvm", 1, 4), ("xen", 1, 4)):
+        with pytest.raises(VmlabError):
+            find_kind(kind).check_guests(guests, cpus)
+    with pytest.raises(VmlabError):
+        solo.check_hosts(2, False)
 
 
 def test_files_of_a_guest_on_each_host():
@@ -872,7 +897,7 @@ def test_who_a_hypervisor_speaks_of():
 
 
 def test_kinds_are_checked():
-    with pytest.raises(VmlabError, match="choose kvm or xen"):
+    with pytest.raises(VmlabError, match="choose kvm, xen or solo"):
         find_kind("vmware")
     with pytest.raises(VmlabError, match="choose one of pv, pvh"):
         find_kind("xen").check_machine("pc")
