@@ -9,7 +9,7 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "lab")]
 
-from tests.marks import PICKS, kind_of, rank  # noqa: E402
+from tests.marks import PICKS, importance, kind_of, rank  # noqa: E402
 
 pytest_plugins = ["vmlab.pytest_plugin", "tests.deadline", "pytester"]
 
@@ -73,4 +73,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
     if config.getoption("--pick") == "main":
-        items.sort(key=rank)
+        items.sort(key=importance)

@@ -54,6 +54,23 @@ def rank(item: pytest.Item) -> int:
     return found
 
 
+FIRST = (
+    "test_traffic.py",
+    "test_transitions.py",
+    "test_pairs.py",
+    "test_xen.py",
+    "test_hostile.py",
+    "test_routed.py",
+)
+"""Files in the order in which their main tests run; then come all others."""
+
+
+def importance(item: pytest.Item) -> tuple[int, int]:
+    """For sorting: what counts most is least. Tests of one file stay in its order."""
+    name = item.path.name
+    return rank(item), FIRST.index(name) if name in FIRST else len(FIRST)
+
+
 PICKS: dict[str, Callable[[pytest.Item], bool]] = {
     "main": lambda item: bool(kind_of(item)) and rank(item) < 2,
     "units": lambda item: not kind_of(item),

@@ -17,7 +17,9 @@ def between(path: str, begin: str, end: str) -> str:
 
 def test_counters_have_one_order():
     """A counter's place in each list is its number on the wire."""
-    specified = re.findall(r"name: ([a-z-]+), type: u64", between("docs/netlink/vmloop.yaml", "name: stats\n", "operations:"))
+    specified = re.findall(
+        r"name: ([a-z-]+), type: u64", between("docs/netlink/vmloop.yaml", "name: stats\n", "operations:")
+    )
     enum = between("kernel/core/vmloop.h", "enum vmloop_counter {", "VMLOOP_COUNTERS,")
     counted = [name.lower().replace("_", "-") for name in re.findall(r"^\tVMLOOP_(\w+),", enum, re.M)]
     command = re.findall(r'"([a-z-]+)"', between("host/vmloop/src/guest/netlink.rs", "COUNTERS: [&str;", "];"))

@@ -33,6 +33,8 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(module, "LOGS", tmp_path)
     monkeypatch.setattr(module, "TOP", tmp_path)
     monkeypatch.setattr(module, "prepare_python", lambda: None)
+    monkeypatch.setattr(module, "machine_pace", lambda: 1.0)
+    monkeypatch.delenv("VMLAB_SLOW", raising=False)
     return module
 
 
@@ -250,13 +252,48 @@ def test_a_pytest_that_has_not_run_the_core_list_fails(
     assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 1 failed"
 
 
-def test_a_pytest_is_told_by_when_to_end(runner: ModuleType, tmp_path: Path) -> None:
-    step = account_step(runner, tmp_path, {})
-    step.command = "cp found account; echo >told"
+@pytest.mark.parametrize(
+    ("machine", "told", "slow", "said"),
+    [
+        (1.0, None, "1", "--pace 2.00"),
+        (1.9, None, "1", "--pace 2.00"),
+        (3.2, None, "3", "--pace 3.00"),
+        (40.0, None, "8", "--pace 8.00"),
+        (3.2, "5", "5", "--pace 5.00"),
+        (3.2, "1", "1", "--pace 2.00"),
+    ],
+)
+def test_a_pytest_is_told_by_when_to_end_and_how_slow_the_machine_is(
+    runner: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    machine: float,
+    told: str | None,
+    slow: str,
+    said: str,
+) -> None:
+    """Steps took twice as long as recorded so far. Clocks are slowed where they must be, or as one was told."""
+    monkeypatch.setattr(runner, "machine_pace", lambda: machine)
+    if told:
+        monkeypatch.setenv("VMLAB_SLOW", told)
+    step = account_step(runner, tmp_path, {"took": {"tests": {"t.py::a": 2.0}}})
+    step.command = "cp found account; echo $VMLAB_SLOW >told"
     pace = runner.Pace(runner.Durations(steps={"early": 60.0}))
     pace.add(runner.Step("early", ""), 180.0)
     runner.run(step, time.monotonic() + 500.4, pace)
-    assert (tmp_path / "told").read_text() == "--pace 2.00 --within 500\n"
+    assert (tmp_path / "told").read_text() == f"{slow} {said} --within 500\n"
+    assert bool(pace.took.tests) == (slow == "1"), "durations by slow clocks are nobody's"
+
+
+def test_the_machines_pace(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each CPU's share of the work counts: with ten times as much of it, the machine is slower."""
+    monkeypatch.undo()
+    pace = runner.machine_pace()
+    assert pace > 0.05
+    monkeypatch.setattr(
+        runner, "PROBE", runner.PROBE.replace("1_500_000", "15_000_000").replace("400_000", "4_000_000")
+    )
+    assert runner.machine_pace() > pace
 
 
 def test_what_needs_a_step_that_failed_is_not_begun(runner: ModuleType, tmp_path: Path) -> None:
@@ -269,6 +306,15 @@ def test_what_needs_a_step_that_failed_is_not_begun(runner: ModuleType, tmp_path
     ]
     total = runner.run_all(steps, 3)
     assert (total.passed, total.failed) == (2, 2)
+    assert not (tmp_path / "needy").exists()
+
+
+def test_what_needs_a_step_that_was_not_begun_is_not_run(runner: ModuleType, tmp_path: Path) -> None:
+    """There would be time for it."""
+    pace = runner.Pace(runner.Durations(steps={"build": 600.0, "needy": 1.0}))
+    steps = [runner.Step("build", "true"), runner.Step("needy", "touch needy", needs=("build",))]
+    total = runner.run_all(steps, 1, time.monotonic() + 300, pace)
+    assert (total.passed, total.failed, total.not_run) == (0, 0, ["build", "needy"])
     assert not (tmp_path / "needy").exists()
 
 
