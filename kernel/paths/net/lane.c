@@ -13,13 +13,23 @@
 #include "net.h"
 #include "compat.h"
 
+/*
+ * All that the consumer owns (lane->rx, the choice between doorbell, watcher
+ * and timer) changes while NAPI is ours. After napi_complete_done() another CPU
+ * may be in here: nothing is touched any more. A doorbell that comes between
+ * marks NAPI as missed, so that napi_complete_done() has it run again.
+ */
 static int poll(struct napi_struct *napi, int budget)
 {
 	struct net_lane *net = container_of(napi, struct net_lane, napi);
 	struct vmloop_lane *lane = net->lane;
-	int work;
+	int work = 0;
 
-	if (!READ_ONCE(net->up)) {
+	/* Netpoll, which wants nothing received; no device leads it here. */
+	if (unlikely(!budget))
+		return 0;
+	/* Pairs with the release in lane_up(): lane->rx is there. */
+	if (!smp_load_acquire(&net->up)) {
 		napi_complete_done(napi, 0);
 		return 0;
 	}
@@ -32,16 +42,20 @@ static int poll(struct napi_struct *napi, int budget)
 		net_held_look(net);
 	}
 
-	work = net_rx(net, budget);
-	if (work)
-		net_watch_woken(net);
-	if (work == budget && budget)
-		return budget;
+	/*
+	 * Each turn but the last consumes records, or padding, which never comes
+	 * twice in a row.
+	 */
+	do {
+		work += net_rx(net, budget - work);
+		if (work)
+			net_watch_woken(net);
+		if (work == budget)
+			return budget;
+	} while (!lane->rx.broken && !net_watch_idle(net, work) &&
+		 !vmloop_ring_sleep(&lane->rx));
 
-	/* Only when that is done: what comes after it wakes us again. */
-	if (napi_complete_done(napi, work) && !net_watch_idle(net, work) &&
-	    !vmloop_ring_sleep(&lane->rx) && !lane->rx.broken)
-		napi_schedule(napi);
+	napi_complete_done(napi, work);
 	return work;
 }
 
@@ -94,7 +108,8 @@ static void lane_up(struct vmloop_lane *lane)
 {
 	struct net_lane *net = lane->priv;
 
-	WRITE_ONCE(net->up, true);
+	/* Pairs with the acquire in poll(): lane->rx was filled in before. */
+	smp_store_release(&net->up, true);
 	net_ring(net);	/* once for nothing: to know what it costs */
 	/* The peer may have begun to produce before we could look. */
 	local_bh_disable();
@@ -117,7 +132,12 @@ static void lane_close(struct vmloop_lane *lane)
 {
 	struct net_lane *net = lane->priv;
 
-	napi_disable(&net->napi);	/* waits for poll() to be idle */
+	/*
+	 * Waits for poll(), and with it for all that sets the timer or wakes the
+	 * watcher. What these two schedule now only marks NAPI as missed.
+	 */
+	napi_disable(&net->napi);
+	net_watch_stop(net);
 	if (net->up && !lane->rx.broken) {
 		/* What has come since; a ring's worth of records at most. */
 		net->closing = true;
@@ -125,7 +145,6 @@ static void lane_close(struct vmloop_lane *lane)
 		net_rx(net, lane->rx.size / VMLOOP_RECORD_ALIGN);
 		local_bh_enable();
 	}
-	net_watch_stop(net);
 	/* As netif_napi_del(), but for the haste: somebody may wait to be saved. */
 	__netif_napi_del(&net->napi);
 	synchronize_rcu_expedited();

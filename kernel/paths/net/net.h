@@ -77,7 +77,7 @@ struct net_counters {
  * @held_asked: the peer rings when it has read to @held_wake; under the lane's
  *	tx_lock
  * @held_wake: a position in the ring; under the lane's tx_lock
- * @up: consume; set before producers find the lane
+ * @up: consume: the lane's rx is there; set before producers find the lane
  * @down: nothing waits any more: frames go past us; under the lane's tx_lock
  * @watcher: thread that looks at the ring while it is expected to fill
  * @asked: the watcher is to look; single word

@@ -81,7 +81,11 @@ static void timer_begin(struct net_lane *net)
 {
 	u64 ns;
 
-	if (hrtimer_active(&net->timer))
+	/*
+	 * Not hrtimer_active(): a callback that is still on its way out on another
+	 * CPU has had its turn, and will not see to what comes now.
+	 */
+	if (hrtimer_is_queued(&net->timer))
 		return;
 	ns = clamp_t(u64, (u64)READ_ONCE(net->bell_ns) * TIMER_BELLS,
 		     TIMER_MIN, TIMER_MAX);
@@ -207,6 +211,7 @@ void net_watch_woken(struct net_lane *net)
  * @net: the lane
  * @work: records that it consumed
  *
+ * Context: the lane's NAPI, before it completes.
  * Return: true if somebody looks again without a doorbell; false if the
  * caller must ask for one.
  */

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Core and packet path on the threads of a machine with several CPUs of its own: the lab's KVM host.
+
+Both ends of a channel over the loopback transport are in it, as in test_loopback.py: each lane's NAPI, watcher, timer
+and producers are on whatever CPU they happen to be, and meet as they seldom do in guests that share two CPUs.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from vmlab import Host, Lab, paths
+from vmlab.process import Process
+
+from tests.guest.net import DROPS, TOOLS, Transfer, build_tools, until
+
+MAC = ("02:00:00:00:00:01", "02:00:00:00:00:02")
+IP = ("10.9.0.1", "10.9.0.2")
+
+pytestmark = [pytest.mark.one_stage, pytest.mark.kvm_only]
+
+TOPOLOGY = f"""
+set -e
+ip netns add a
+ip netns add b
+ip link add va netns a address {MAC[0]} type veth peer name vb netns b address {MAC[1]}
+ip -n a addr add {IP[0]}/24 dev va
+ip -n b addr add {IP[1]}/24 dev vb
+ip -n a link set va up
+ip -n b link set vb up
+"""
+
+
+class Pair:
+    """Two namespaces of one machine that have a channel."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.modules = paths.OUT / "modules" / host.run(["uname", "-r"]).out.strip()
+
+    def inside(self, namespace: str, *words: object) -> list[str]:
+        """A command in one of them."""
+        return ["ip", "netns", "exec", namespace, *map(str, words)]
+
+    def load(self) -> None:
+        """All modules."""
+        for words in ("vmloop", "vmloop_net", f"vmloop_loopback interfaces={','.join(MAC)}"):
+            name, _, options = words.partition(" ")
+            self.host.run(["insmod", str(self.modules / f"{name}.ko"), *options.split()])
+
+    def unload(self) -> None:
+        """All of them that are there."""
+        self.host.run("rmmod vmloop_loopback; rmmod vmloop_net; rmmod vmloop", check=False)
+
+    def peers(self) -> dict[str, dict[str, Any]]:
+        """What the modules say of both."""
+        found = json.loads(self.host.run([str(TOOLS / "control"), "peers"]).out)
+        return {one["name"]: one for one in found}
+
+    def states(self) -> set[str]:
+        """The states of both ends: one, mostly."""
+        return {str(one["state"]) for one in self.peers().values()}
+
+    def bring_up(self) -> None:
+        """Have a channel."""
+
+        def is_up() -> bool:
+            self.host.run(self.inside("a", "ping", "-c", 1, "-W", 1, "-q", IP[1]), check=False)
+            return self.states() == {"up"}
+
+        until(is_up, 10, "the loopback channel")
+
+
+@pytest.fixture
+def pair(lab: Lab) -> Iterator[Pair]:
+    """Two namespaces of the host with a channel."""
+    build_tools()
+    one = Pair(lab.host)
+    try:
+        one.host.run(TOPOLOGY)
+        one.load()
+        one.bring_up()
+        yield one
+    finally:
+        one.unload()
+        one.host.run("ip netns del a; ip netns del b", check=False)
+
+
+@pytest.mark.main("what only several CPUs show: a lane's NAPI on one after the other")
+def test_streams_and_pings_both_ways(stage: str, pair: Pair) -> None:
+    """No end ever holds the other one for a liar, however NAPI, watcher and timer meet."""
+    host = pair.host
+    ends = (("a", "b", IP[1], 7100), ("b", "a", IP[0], 7101))
+    transfers: list[Transfer] = []
+    pings: list[Process] = []
+    try:
+        for cpu, (source, sink, address, port) in enumerate(ends):
+            receiver = host.popen(pair.inside(sink, TOOLS / "stream", "receive", port))
+            words = pair.inside(source, "taskset", "-c", cpu, TOOLS / "stream", "send", address, port)
+            transfers.append(Transfer(receiver, partial(host.popen, words), 1))
+        for cpu in range(3):
+            for source, _, address, _ in ends:
+                pings.append(host.popen(pair.inside(source, "taskset", "-c", cpu, "ping", "-q", "-f", address)))
+
+        def carried() -> bool:
+            for one in transfers:
+                one.check()
+            assert "broken" not in pair.states(), pair.peers()
+            return all(one.bytes > 300_000_000 for one in transfers)
+
+        until(carried, 120, "300 MB each way")
+        for ping in pings:
+            ping.kill()
+        for one in transfers:
+            one.finish()
+    finally:
+        for ping in pings:
+            ping.__exit__()
+        for one in transfers:
+            one.close()
+    after = pair.peers()
+    assert len(after) == 2
+    for peer in after.values():
+        assert peer["state"] == "up", after
+        assert not any(peer["stats"][name] for name in DROPS), after
