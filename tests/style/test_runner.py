@@ -32,7 +32,6 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     loader.exec_module(module)
     monkeypatch.setattr(module, "LOGS", tmp_path)
     monkeypatch.setattr(module, "TOP", tmp_path)
-    monkeypatch.setattr(module, "prepare_python", lambda: None)
     monkeypatch.setattr(module, "machine_pace", lambda: 1.0)
     monkeypatch.delenv("VMLAB_SLOW", raising=False)
     return module
@@ -349,18 +348,21 @@ def test_parts_of_a_run(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp
         for n in range(10)
     ]
     monkeypatch.setattr(runner, "planned_tests", lambda: planned)
-    monkeypatch.setattr(runner, "built", lambda: [runner.Step("build", "")])
-    monkeypatch.setattr(runner, "BUILDS", {"debug": lambda: [runner.Step("debug kernel", "")]})
-    monkeypatch.setattr(
-        runner, "SUITES", {"check": lambda: [runner.Step(f"check {n}", "") for n in range(4)], "all": list}
-    )
+    monkeypatch.setattr(runner, "built", lambda: [runner.lab_tools(), runner.Step("build", "", prepares=True)])
+    debug = runner.Step("debug kernel", "", prepares=True)
+    monkeypatch.setattr(runner, "BUILDS", {"debug": lambda: [debug]})
+    tools = runner.Step("tools", "", prepares=True)
+    checks = [runner.Step(f"check {n}", "", needs=("tools",)) for n in range(4)]
+    monkeypatch.setattr(runner, "SUITES", {"check": lambda: [tools, *checks], "all": list})
     steps: list[str] = []
     tests: list[str] = []
+    prepared = {"lab tools", "build"}
     for number in range(1, count + 1):
         for found in runner.divided(["check", "all"], (number, count), runner.Durations()):
             names = [step.name for step in found.steps]
             if found.suite == "check":
-                steps += names
+                assert names[:1] in ([], ["tools"])
+                steps += names[1:]
                 continue
             for step in found.steps:
                 if step.name.startswith("labs "):
@@ -368,7 +370,7 @@ def test_parts_of_a_run(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp
                     assert f"--listed {tmp_path / step.name.replace(' ', '-')}.tests" in step.command
                     assert mine
                     tests += mine
-                    needs = {"build", "debug kernel"} if step.name == "labs b" else {"build"}
+                    needs = prepared | {"debug kernel"} if step.name == "labs b" else prepared
                     assert set(step.needs) == needs <= set(names)
     assert steps == [f"check {n}" for n in range(4)]
     assert tests == [one.name for one in planned]
@@ -444,12 +446,42 @@ def test_last_line_and_status(
     assert capsys.readouterr().out.splitlines()[-1] == last
 
 
-def test_a_broken_preparation_fails(
+def test_a_broken_suite_fails(
     runner: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken() -> None:
-        raise OSError("no python3-venv")
+    def broken() -> list[object]:
+        raise OSError("no dpkg-query")
 
-    monkeypatch.setattr(runner, "prepare_python", broken)
+    monkeypatch.setattr(runner, "SUITES", {"check": broken})
     assert run_main(runner, monkeypatch, "check") == 1
     assert capsys.readouterr().out.splitlines()[-1] == "0 passed, 1 failed"
+
+
+def test_who_asks_for_a_step_gets_what_it_needs(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [
+        runner.Step("tools", "touch tools"),
+        runner.Step("build", "test -e tools && touch built", needs=("tools",)),
+        runner.Step("test it", "test -e built", needs=("build",)),
+        runner.Step("test other", "false"),
+    ]
+    monkeypatch.setattr(runner, "SUITES", {"check": lambda: steps})
+    assert run_main(runner, monkeypatch, "--only", "test it", "check") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "3 passed, 0 failed"
+
+
+@pytest.mark.parametrize("suite", ["check", "ring", "main", "debug"])
+def test_every_need_is_there(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, suite: str) -> None:
+    """A need that no step of the suite has is not waited for."""
+    monkeypatch.setattr(runner, "kernel_releases", lambda: ["6.1.0"])
+    steps = runner.SUITES[suite]()
+    names = [step.name for step in steps]
+    assert len(set(names)) == len(names)
+    assert not {name for step in steps for name in step.needs} - set(names)
+
+
+def test_all_fast_checks_are_core(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "kernel_releases", lambda: ["6.1.0"])
+    assert all(step.core for step in runner.check_steps())
+    assert [step.core for step in runner.main_steps() if step.name == "main"] == [True]
