@@ -7,14 +7,14 @@ itself a KVM host, and a kernel must have booted under a deadline.
 """
 
 import json
+import os
 import platform
 import subprocess
 from pathlib import Path
 
-from . import kernels
+from . import emulator, kernels
 from .errors import VmlabError
 from .paths import CACHE
-from .qemu import PROGRAM
 
 PROBE_SECONDS = 20.0
 CHOICES = ("auto", "tcg", "kvm")
@@ -39,36 +39,39 @@ def choose(wanted: str) -> str:
 
 def probe() -> bool:
     """Boot something tiny under KVM; the answer is remembered per kernel and QEMU."""
-    version = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=False)
-    identity = f"{platform.release()} {version.stdout.splitlines()[:1]}"
+    qemu = emulator.find()
+    identity = f"{platform.release()} QEMU {qemu.version()}"
     cache = CACHE / "kvm-probe.json"
     if cache.exists():
         known = json.loads(cache.read_text())
         if known.get("identity") == identity:
             return bool(known["works"])
-    works = _boots()
+    works = _boots(qemu)
     cache.parent.mkdir(parents=True, exist_ok=True)
     cache.write_text(json.dumps({"identity": identity, "works": works}) + "\n")
     return works
 
 
-def _boots() -> bool:
+def _boots(qemu: emulator.Emulator) -> bool:
     kernel = kernels.find_kernel(kernels.DEFAULT)
     initramfs = kernels.build_initramfs(kernel)
     # rdinit is a program that ends at once: the panic, and with -no-reboot the
     # end of QEMU, proves that a kernel ran from its start to user space.
     command = [
-        PROGRAM, "-accel", "kvm", "-cpu", "host", "-m", "256", "-nodefaults",
+        *qemu.command, "-accel", "kvm", "-cpu", "host", "-m", "256", "-nodefaults",
         "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
         "-kernel", str(kernel.image), "-initrd", str(initramfs),
         "-append", "console=ttyS0 panic=-1 rdinit=/bin/busybox",
     ]  # fmt: skip
-    return prints(command, b"Attempted to kill init", PROBE_SECONDS)
+    return prints(command, b"Attempted to kill init", PROBE_SECONDS, qemu.environment)
 
 
-def prints(command: list[str], text: bytes, seconds: float) -> bool:
+def prints(command: list[str], text: bytes, seconds: float, environment: dict[str, str] | None = None) -> bool:
     """Whether a command prints ``text`` and ends in time; it is killed if not."""
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, **(environment or {})},
+    )  # fmt: skip
     try:
         out, _ = process.communicate(timeout=seconds)
         return text in out

@@ -204,6 +204,7 @@ def status(name: str, as_json: bool) -> None:
 
     table = Table("machine", "host", "state", "kernel", "type", "address", "ethernet", "bridge", "mtu")
     kind = f"{info['kind']} on {info['accelerator']}{', virtual time' if info['virtual_time'] else ''}"
+    kind += f", QEMU {info['emulator'].partition(' ')[0]}"
     if info["dilation"] != 1:
         kind += f", {info['dilation']:g} times slower"
     for host in lab.hosts.values():

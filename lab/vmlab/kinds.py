@@ -6,11 +6,12 @@ to do with a guest; how machines are talked to is the same for all.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from . import kernels
+from .emulator import Emulator
 from .errors import VmlabError
 from .qemu import FIRST_HOST, GuestSpec
 
@@ -39,6 +40,7 @@ class Outer:
     """0 stands for what the kind of host needs."""
     append: str = ""
     """More for its kernel's command line, where it is what is tried."""
+    emulator: Emulator = field(default_factory=Emulator)
 
 
 class HostKind(ABC):

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import dilation, kernels, paths, silence
+from . import dilation, emulator, kernels, paths, silence
 from .console import ConsoleWatch, Finding
 from .errors import CommandFailed, ConsoleFailed, GuestFailed, LabFailed, VmlabError
 from .kinds import HostKind, Outer, find_kind
@@ -337,7 +337,7 @@ class Lab:
             raise LabFailed("the host's kernel complains:\n" + "\n".join(map(str, found[:20])))
 
     def keep_evidence(self, test: str) -> Evidence:
-        """Copy consoles, QEMU and QMP logs and each machine's dmesg for ``test``.
+        """Copy consoles, QEMU and QMP logs, the lab's own state and each machine's dmesg for ``test``.
 
         Of a guest that does not answer, what is seen from outside: silence.txt.
         """
@@ -345,6 +345,10 @@ class Lab:
         name = "".join(c if c.isalnum() or c in "-_." else "_" for c in test)[-150:]
         target = self.directory / "evidence" / name
         shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        for kept in ("state.json", "switch.json", "switch.log"):
+            if (self.directory / kept).exists():
+                shutil.copy2(self.directory / kept, target / kept)
         answers = {name: self.running and host.answers(10) for name, host in self.hosts.items()}
         for machine in [*self.hosts, *self.guests]:
             (target / machine).mkdir(parents=True)
@@ -372,7 +376,8 @@ class Lab:
         defaults: dict[str, Any], bound: bool, count: int, cpus: int,
     ) -> None:  # fmt: skip
         factor = dilation.factor(accelerator, virtual_time)
-        slower = dilation.environment(factor)
+        qemu = emulator.find()
+        version = qemu.version()
         host_dir = self.directory / "host"
         host_dir.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.run_dir, ignore_errors=True)
@@ -391,13 +396,14 @@ class Lab:
             Outer(
                 self.name, kernel, modules, self.directory, self.run_dir / name, memory, accelerator, virtual_time,
                 defaults["machine"], name, number if count > 1 else 0, cpus, defaults["extra_append"],
+                qemu,
             )
             for number, name in enumerate(names, 1)
         ]  # fmt: skip
         config = {
             "hosts": {outer.host: kind.outer_command(outer) for outer in outers},
             "run_dir": str(self.run_dir),
-            "environment": slower,
+            "environment": {**qemu.environment, **dilation.environment(factor)},
         }
         (self.directory / "switch.json").write_text(json.dumps(config, indent=1))
         environ = dict(os.environ, PYTHONPATH=str(paths.LAB_SOURCE))
@@ -428,6 +434,7 @@ class Lab:
             "virtual_time": virtual_time,
             "dilation": factor,
             "accelerator": accelerator,
+            "emulator": version,
             "memory": memory,
             "host_kernel": kernel.release,
             "hosts": names,
@@ -516,6 +523,7 @@ class Lab:
             "dilation": state["dilation"],
             "running": self.running,
             "accelerator": state["accelerator"],
+            "emulator": state["emulator"],
             "host_kernel": state["host_kernel"],
             "memory": state["memory"],
             "hosts": list(self.hosts),

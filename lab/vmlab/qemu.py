@@ -163,7 +163,7 @@ def outer_network(lan: int) -> list[str]:
 def outer_command(outer: "Outer", cpu: list[str], boot: list[str]) -> list[str]:
     """An outer machine, which has these CPUs and boots this."""
     return [
-        PROGRAM, "-name", f"vmlab-{outer.lab}-{outer.host}" if outer.lan else f"vmlab-{outer.lab}",
+        *outer.emulator.command, "-name", f"vmlab-{outer.lab}-{outer.host}" if outer.lan else f"vmlab-{outer.lab}",
         "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", *cpu, "-m", str(outer.memory), *boot,
         *outer_devices(outer.lab_dir, outer.run_dir, outer.host), *outer_network(outer.lan),
     ]  # fmt: skip
