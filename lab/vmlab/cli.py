@@ -43,15 +43,17 @@ def up() -> None:
 @click.option("--mtu", default=1500, show_default=True, help="MTU of bridge, taps and guests.")
 @click.option("--memory", default=4096, show_default=True, metavar="MIB", help="Of each outer machine.")
 @click.option("--guest-memory", type=int, metavar="MIB", help="Of each guest  [default: 512, debug kernel 1024]")
+@click.option("--guest-cpus", type=click.IntRange(1), help="Of each guest  [default: 2, in virtual time 1]")
 @click.option("--modules", metavar="DIR", help="*.ko for the guests  [default: out/modules/RELEASE]")
 @click.option("--accel", default="auto", show_default=True, help="Of the outer machine: auto, tcg or kvm.")
 @NAME
 def up_kvm(hosts: int, guests: int, kernel: str, host_kernel: str, machine: str, mtu: int, memory: int,
-           guest_memory: int | None, modules: str | None, accel: str, name: str) -> None:  # fmt: skip
+           guest_memory: int | None, guest_cpus: int | None, modules: str | None, accel: str,
+           name: str) -> None:  # fmt: skip
     """Boot a KVM host, or two, and their guests."""
     _up(
         name, guests, hosts=hosts, kernel=kernel, host_kernel=host_kernel, machine=machine, mtu=mtu, memory=memory,
-        guest_memory=guest_memory, modules=modules, accelerator=accel,
+        guest_memory=guest_memory, guest_cpus=guest_cpus or 0, modules=modules, accelerator=accel,
     )  # fmt: skip
 
 
@@ -76,16 +78,18 @@ def _up(name: str, guests: int, **options: Any) -> None:
 @click.option("--mtu", default=1500, show_default=True, help="MTU of bridge and guests.")
 @click.option("--memory", default=4096, show_default=True, metavar="MIB", help="Of each outer machine.")
 @click.option("--guest-memory", type=int, metavar="MIB", help="Of each guest  [default: 512, debug kernel 1024]")
+@click.option("--guest-cpus", type=click.IntRange(1), help="Of each guest  [default: 2, in virtual time 1]")
 @click.option("--modules", metavar="DIR", help="*.ko for the guests  [default: out/modules/RELEASE]")
 @click.option("--accel", default="auto", show_default=True, help="Of the outer machine: auto (tcg), tcg or kvm.")
 @NAME
 def up_xen(hosts: int, guests: int, kernel: str, host_kernel: str, pvh: bool, virtual_time: bool, mtu: int, memory: int,
-           guest_memory: int | None, modules: str | None, accel: str, name: str) -> None:  # fmt: skip
+           guest_memory: int | None, guest_cpus: int | None, modules: str | None, accel: str,
+           name: str) -> None:  # fmt: skip
     """Boot a Xen host, or two, and their guests."""
     _up(
         name, guests, kind="xen", hosts=hosts, kernel=kernel, host_kernel=host_kernel,
-        machine="pvh" if pvh else "pv", mtu=mtu, memory=memory, guest_memory=guest_memory, modules=modules,
-        accelerator=accel, virtual_time=virtual_time,
+        machine="pvh" if pvh else "pv", mtu=mtu, memory=memory, guest_memory=guest_memory, guest_cpus=guest_cpus or 0,
+        modules=modules, accelerator=accel, virtual_time=virtual_time,
     )  # fmt: skip
 
 
@@ -202,13 +206,13 @@ def status(name: str, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("machine", "host", "state", "kernel", "type", "address", "ethernet", "bridge", "mtu")
+    table = Table("machine", "host", "state", "kernel", "type", "CPUs", "address", "ethernet", "bridge", "mtu")
     kind = f"{info['kind']} on {info['accelerator']}{', virtual time' if info['virtual_time'] else ''}"
     kind += f", QEMU {info['emulator'].partition(' ')[0]}"
     if info["dilation"] != 1:
         kind += f", {info['dilation']:g} times slower"
     for host in lab.hosts.values():
-        table.add_row(host.name, "", "up", info["host_kernel"], kind, host.ip, "", "", "")
+        table.add_row(host.name, "", "up", info["host_kernel"], kind, str(info["host_cpus"]), host.ip, "", "", "")
     for guest in info["guests"]:
         state = "up" if guest["running"] else f"ended ({guest['exit_status']})"
         bridge = guest["bridge"] + (f" vlan {guest['vlan']}" if guest["vlan"] else "")
@@ -218,6 +222,7 @@ def status(name: str, as_json: bool) -> None:
             state,
             guest["kernel"],
             guest["machine"],
+            str(guest["cpus"]),
             guest["ip"],
             guest["mac"],
             bridge,
@@ -231,7 +236,7 @@ def status(name: str, as_json: bool) -> None:
 @click.option("--kernel", help="6.1, 6.12 or debug.")
 @click.option("--machine", help="pc or q35; pv or pvh on a Xen host.")
 @click.option("--memory", type=int, metavar="MIB")
-@click.option("--cpus", type=int)
+@click.option("--guest-cpus", "--cpus", "cpus", type=click.IntRange(1), help="[default: as the others]")
 @click.option("--mtu", type=int)
 @click.option("--bridge", help="In the host, made if it does not exist  [default: br0]")
 @click.option("--vlan", type=int, help="Of its port of the bridge.")

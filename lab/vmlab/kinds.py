@@ -18,6 +18,9 @@ from .qemu import FIRST_HOST, GuestSpec
 if TYPE_CHECKING:
     from .machine import Guest
 
+GUEST_CPUS = 2
+"""What one CPU never shows, such as two contexts of a driver at the same time, is most of what goes wrong."""
+
 
 @dataclass(frozen=True)
 class Outer:
@@ -67,6 +70,10 @@ class HostKind(ABC):
     def guest_append(self, machine: str, made_for: str) -> str:
         """What such a guest's kernel must be told on a host that suits guests with machine ``made_for``."""
         return ""
+
+    def guest_cpus(self, virtual_time: bool) -> int:
+        """How many CPUs a guest has, if nothing else is said."""
+        return GUEST_CPUS
 
     def check_guests(self, guests: int, cpus: int) -> None:
         """Raise VmlabError unless such a host can have so many guests, and be given a number of CPUs (0: it is not)."""

@@ -90,6 +90,7 @@ class Lab:
         memory: int | None = None,
         cpus: int = 0,
         guest_memory: int | None = None,
+        guest_cpus: int = 0,
         append: str = "",
         modules: str | Path | None = None,
         accelerator: str = "auto",
@@ -102,8 +103,9 @@ class Lab:
         host: ``kernel``, ``append`` and ``modules`` are that one's, and ``cpus`` its
         number of CPUs. With ``hosts=2`` there are two, host and
         host2, with one br0; guests take turns (g1 on host, g2 on host2, ...) and can
-        be migrated; ``memory`` is that of each host. The keywords from ``kernel`` to
-        ``modules`` are the guests' defaults. ``virtual_time`` has the clocks of
+        be migrated; ``memory`` is that of each host. ``kernel``, ``machine``, ``mtu``,
+        ``guest_memory``, ``guest_cpus`` (0: as many as the stage allows), ``append`` and ``modules`` are the
+        guests' defaults. ``virtual_time`` has the clocks of
         a Xen host go by the instructions that were executed. ``bound`` ties the
         lab's life to this process. Raises LabFailed or GuestFailed when
         something does not boot in time, VmlabError when something is missing
@@ -119,6 +121,7 @@ class Lab:
             machine = host.check_machine(machine or host.machines[0])
             defaults: dict[str, Any] = {
                 "kernel": kernel, "machine": machine, "mtu": mtu, "memory": guest_memory, "extra_append": append,
+                "cpus": guest_cpus or host.guest_cpus(virtual_time),
             }  # fmt: skip
             if modules is not None:
                 if not Path(modules).is_dir():
@@ -525,6 +528,7 @@ class Lab:
             "accelerator": state["accelerator"],
             "emulator": state["emulator"],
             "host_kernel": state["host_kernel"],
+            "host_cpus": int(self.host.run("nproc").out),
             "memory": state["memory"],
             "hosts": list(self.hosts),
             "host_clocksource": self.host.run(["cat", sources]).out.strip(),

@@ -34,6 +34,8 @@ from .machine import Guest, Host, Machine
 
 OPTIONS = {"kind": "kvm", "kernel": "6.1", "machine": "", "mtu": 1500}
 """Options of Lab.up() that have a pytest option --lab-NAME, with their defaults."""
+GUEST_CPUS = "guest_cpus"
+"""The one whose pytest option goes before what a mark says, so that any list of tests runs with any number."""
 
 
 class LabPool:
@@ -119,6 +121,7 @@ class LabPool:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("vmlab")
     group.addoption("--lab", metavar="NAME", help="use the running lab NAME, whatever the tests ask for")
+    group.addoption("--guest-cpus", type=int, metavar="N", help="CPUs of all guests  [as marked, else 2]")
     for name, default in OPTIONS.items():
         group.addoption(f"--lab-{name}", default=default, type=type(default), help=f"{name} of tests that do not say")
 
@@ -129,8 +132,8 @@ POOL = pytest.StashKey[LabPool]()
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "lab(guests=2, kind=, hosts=, kernel=, machine=, mtu=, memory=, cpus=, guest_memory=, append=, modules=, "
-        "virtual_time=): boots a lab",
+        "lab(guests=2, kind=, hosts=, kernel=, machine=, mtu=, memory=, cpus=, guest_memory=, guest_cpus=, "
+        "append=, modules=, virtual_time=): boots a lab",
     )
     config.addinivalue_line("markers", "keeps(name, ...): leaves guests that earlier tests added")
     config.stash[POOL] = LabPool(config)
@@ -187,6 +190,8 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     options: dict[str, Any] = {name: request.config.getoption(f"--lab-{name}") for name in OPTIONS}
     for mark in reversed(list(request.node.iter_markers("lab"))):
         options |= mark.kwargs
+    if cpus := request.config.getoption(GUEST_CPUS):
+        options[GUEST_CPUS] = cpus
     options.setdefault("guests", 2 if find_kind(options["kind"]).has_guests else 0)
     lab = pool.get(options, {name for mark in request.node.iter_markers("keeps") for name in mark.args})
     yield lab

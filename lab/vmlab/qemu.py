@@ -56,7 +56,7 @@ class GuestSpec:
     machine: str = "pc"
     memory: int = 0
     """0 stands for what the kernel needs: the debug kernel's checks take memory."""
-    cpus: int = 1
+    cpus: int = 2
     mtu: int = 1500
     bridge: str = "br0"
     vlan: int | None = None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """A guest that does not answer, seen from outside of it.
 
-Its console tells nothing if its CPU does not run, or runs with interrupts off.
-Where the CPU stands is in its registers; symbols are those of another
+Its console tells nothing if its CPUs do not run, or run with interrupts off.
+Where a CPU stands is in its registers; symbols are those of another
 machine with the same kernel, as the lab's kernels are all at the same address.
 """
 
@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from . import kernels
@@ -125,8 +126,9 @@ def symbols_of(guest: "Guest") -> Symbols:
 
 @dataclass(frozen=True)
 class Look:
-    """What one look at a guest's CPU has found."""
+    """What one look at a CPU of a guest has found."""
 
+    cpu: int
     place: str
     calls: list[str]
     while_off: list[str]
@@ -134,11 +136,11 @@ class Look:
     text: str
 
 
-def _look(guest: "Guest", symbols: Symbols) -> Look:
-    """Where its CPU is, by QEMU's monitor, which makes the CPU leave the guest for it."""
+def _look(guest: "Guest", cpu: int, symbols: Symbols) -> Look:
+    """Where a CPU of its is, by QEMU's monitor, which makes the CPU leave the guest for it."""
 
     def monitor(line: str) -> str:
-        return str(guest.qmp("human-monitor-command", {"command-line": line}))
+        return str(guest.qmp("human-monitor-command", {"command-line": line, "cpu-index": cpu}))
 
     registers = monitor("info registers")
     place, top = (
@@ -159,8 +161,8 @@ def _look(guest: "Guest", symbols: Symbols) -> Look:
             break
     name = symbols.name(place) or "?"
     listed = "".join(f"  {one}\n" for one in calls)
-    text = f"at {name}; on its stack:\n{listed}{registers}\n{monitor('info lapic')}\n{dumps}"
-    return Look(name, calls, while_off, text)
+    text = f"CPU {cpu} at {name}; on its stack:\n{listed}{registers}\n{monitor('info lapic')}\n{dumps}"
+    return Look(cpu, name, calls, while_off, text)
 
 
 def _threads(guest: "Guest") -> str:
@@ -196,20 +198,21 @@ def look_at(guest: "Guest") -> Silence:
         except VmlabError as error:
             said.append(f"{what}: not to be had: {error}")
 
-    def look() -> str:
-        looks.append(_look(guest, symbols))
+    def look(cpu: int) -> str:
+        looks.append(_look(guest, cpu, symbols))
         return looks[-1].text
 
     symbols = symbols_of(guest)
     ask("threads of its QEMU (state, ticks in user and system mode)", lambda: _threads(guest))
     for number in (1, 2, 3):
-        ask(f"look {number}", look)
+        for cpu in range(guest.spec.cpus):
+            ask(f"look {number}", partial(look, cpu))
     ask("threads, again", lambda: _threads(guest))
     said.append("and now it answers" if guest.answers(10) else "and it still does not answer")
     while_off = list(dict.fromkeys(one for look in looks for one in look.while_off))
     summary = [f"at {', '.join(one.place for one in looks) or '?'}"]
-    if looks:
-        summary.append(f"on its stack {' < '.join(looks[0].calls[:SUMMARY_CALLS])}")
+    for look_at_cpu in looks[: guest.spec.cpus]:
+        summary.append(f"on the stack of CPU {look_at_cpu.cpu} {' < '.join(look_at_cpu.calls[:SUMMARY_CALLS])}")
     if while_off:
         summary.append(f"interrupted with interrupts off by {', '.join(while_off)}")
     summary.append(said[-1])

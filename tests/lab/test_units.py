@@ -326,7 +326,9 @@ def test_guests_are_told_apart():
 def test_guest_command(tmp_path):
     here = tmp_path
     pc = guest_command(GuestSpec("g1", 1, cpus=1), here, here, here, here / "root.tar")
-    assert "1,maxcpus=2" in pc
+    assert pc[pc.index("-smp") + 1] == "1,maxcpus=2"
+    two = guest_command(GuestSpec("g1", 1), here, here, here, here / "root.tar")
+    assert two[two.index("-smp") + 1] == "2"
     assert not [word for word in pc if "pcie-root-port" in word]
     q35 = guest_command(GuestSpec("g1", 1, machine="q35", extra_args=["-S"]), here, here, here, here / "root.tar")
     assert len([word for word in q35 if "pref64-reserve=64M" in word]) == 8
@@ -818,6 +820,7 @@ def test_xen_guest_config(tmp_path):
     values: dict[str, object] = {}
     exec(text, values)  # xl's syntax and Python's are the same here
     assert values["type"] == "pvh"
+    assert values["vcpus"] == 2
     assert values["vif"] == ["mac=52:54:00:77:00:01,bridge=br0,vifname=tap-g1,script=/run/vmlab/g1/vif"]
     assert "console=hvc0" in str(values["cmdline"])
     assert values["cpus"] == "all,^0"
@@ -973,6 +976,29 @@ def test_kvm_is_used_only_if_all_of_it_works(monkeypatch, nested, boots, expecte
     monkeypatch.setattr(accel.Path, "exists", lambda self: True)
     assert accel.choose("auto") == expected
     assert accel.choose("tcg") == "tcg"
+
+
+def test_cpus_of_guests():
+    assert find_kind("kvm").guest_cpus(False) == find_kind("xen").guest_cpus(False) == 2
+    assert find_kind("xen").guest_cpus(True) == 1
+
+
+@pytest.mark.parametrize(("words", "expected"), [([], None), (["--guest-cpus", "4"], 4)])
+def test_cpus_of_all_guests_of_a_test_session(pytester, words, expected):
+    """The option goes before the mark."""
+    pytester.makeconftest(
+        PLUGIN.format(machine="g1", trace="", bad=0).replace("USES.append(1)", "USES.append(options)")
+    )
+    pytester.makepyfile(f"""
+        import conftest, pytest
+        @pytest.mark.lab(guest_cpus=3)
+        def test_marked(no_machines, lab): assert conftest.USES[-1]["guest_cpus"] == ({expected} or 3)
+        def test_plain(no_machines, lab): assert conftest.USES[-1].get("guest_cpus") == {expected}
+        @pytest.mark.lab(kind="solo")
+        def test_solo(no_machines, lab): assert conftest.USES[-1]["guests"] == 0
+    """)
+    result = pytester.runpytest_inprocess("-p", "vmlab.pytest_plugin", "-p", "no:cacheprovider", *words)
+    result.assert_outcomes(passed=3)
 
 
 def test_the_debug_kernel_gets_more():
