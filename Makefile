@@ -11,6 +11,8 @@ JOBS ?= 2
 # Kind of host that demo and series boot, and demo-migration two of; an environment's HOST means something else
 HOST = kvm
 HOSTS := kvm xen
+# CPUs of each guest that the demos and series boot: with more than one, guests take turns on the host's two
+GUEST_CPUS = 1
 
 export JOBS
 unexport HOST
@@ -79,15 +81,15 @@ known-host:
 
 .PHONY: demo
 demo: known-host modules host ## Two guests talk, with vmloop and without
-	@bench/run demo --host $(HOST)
+	@bench/run demo --host $(HOST) --guest-cpus $(GUEST_CPUS)
 
 .PHONY: series
 series: known-host modules host ## Throughput over the size of messages, and of rings
-	@bench/run series --host $(HOST)
+	@bench/run series --host $(HOST) --guest-cpus $(GUEST_CPUS)
 
 .PHONY: demo-migration
 demo-migration: known-host modules host ## A guest moves between two hosts
-	@bench/run migration --host $(HOST)
+	@bench/run migration --host $(HOST) --guest-cpus $(GUEST_CPUS)
 
 .PHONY: bench-ring
 bench-ring: deps ## The ring between two cores, against memcpy
@@ -107,11 +109,11 @@ distclean: ## Remove everything that is not in git's care
 
 .PHONY: help
 help: ## This list
-	@echo "usage: make [KERNELS=\"RELEASE...\"] [JOBS=$(JOBS)] [HOST=kvm|xen] [PART=K/N] TARGET..."
+	@echo "usage: make [KERNELS=\"RELEASE...\"] [JOBS=$(JOBS)] [HOST=kvm|xen] [GUEST_CPUS=N] [PART=K/N] TARGET..."
 	@awk -F ':.*## ' ' \
 		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
 		/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 } \
 	' $(MAKEFILE_LIST)
 	@echo
-	@echo "HOST is the kind of host that the demos and series boot: $(HOST)"
+	@echo "HOST is the kind of host that the demos and series boot: $(HOST), with guests of GUEST_CPUS CPUs: $(GUEST_CPUS)"
 	@echo "KERNELS is $(or $(KERNELS),empty: no headers are installed)"

@@ -24,7 +24,7 @@ from vmlab.xen import XL
 from ..migration.hosts import HOSTS
 from ..migration.load import Load
 from ..migration.stage import HERE, Stage, build_tools
-from ..path.stage import wait_for
+from ..path.stage import GUEST_CPUS, wait_for
 
 FILE = f"{HERE}/saved"
 ARRIVE = Path(__file__).with_name("arrive.py")
@@ -93,6 +93,7 @@ def main() -> int:
                 kernel=options.kernel,
                 machine=options.machine,
                 guest_memory=LAB["guest_memory"],
+                guest_cpus=GUEST_CPUS,
             )
         with lab:
             for name in ("g1", "g2"):

@@ -24,7 +24,7 @@ from ..path.hosts import HOSTS, find_host
 from ..path.measure import KINDS, Meter, describe_host
 from ..path.progress import Steps
 from ..path.rounds import STEPS_OF_A_ROUND, run_rounds
-from ..path.stage import PATHS, Stage
+from ..path.stage import GUEST_CPUS, PATHS, Stage
 from ..path.table import number, show
 from ..path.timeline import Timeline, record
 from .page import write_page
@@ -81,6 +81,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="of all tests on both paths (default: %(default)s)")
     parser.add_argument("--kernel", default="6.1", help="of the guests (default: %(default)s)")
     parser.add_argument("--machine", default="", help="of the guests (default: the first that the host has)")
+    parser.add_argument("--guest-cpus", type=int, default=GUEST_CPUS, help="of each guest (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=paths.OUT, help="directory of the results (default: out)")
     options = parser.parse_args()
     console = Console()
@@ -89,13 +90,15 @@ def main() -> int:
     try:
         with ExitStack() as stack:
             with busy(console, f"booting {kind.title} and two guests"):
-                stage = stack.enter_context(Stage("demo", kind, options.kernel, options.machine))
+                stage = stack.enter_context(
+                    Stage("demo", kind, options.kernel, options.machine, guest_cpus=options.guest_cpus)
+                )
             for retry in stage.retries:
                 console.print(f"[yellow]the lab did not boot and was booted again: {retry}[/]")
             host = describe_host(stage)
             console.print(
-                f"{kind.title} on {host['cpus']} CPUs ({host['accelerator']}), two guests with kernel "
-                f"{host['guest_kernel']}{', in virtual time' if kind.virtual_time else ''}; "
+                f"{kind.title} on {host['cpus']} CPUs ({host['accelerator']}), two guests of {host['guest_cpus']} "
+                f"with kernel {host['guest_kernel']}{', in virtual time' if kind.virtual_time else ''}; "
                 f"up after {time.monotonic() - began:.0f} s"
             )
             timeline = under_load(console, stage)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..path.measure import KINDS, ratio
 from ..path.plots import STYLE, WIDTH, Curve, disturbed, esc, facts, nice_top, sizes_plot
+from ..path.stage import LOOPBACK, PATHS
 from ..path.table import number
 
 
@@ -70,16 +71,17 @@ def timeline_plot(points: list[tuple[float, float]], events: list[dict[str, Any]
 
 
 def bar_row(test: str, results: list[dict[str, Any]]) -> str:
-    """Both medians of a test as bars, each slice as a tick, and the ratio."""
+    """The medians of a test as bars, each slice as a tick, and the ratio."""
     kind = KINDS[test]
     rows = {one["path"]: one for one in results if one["test"] == test}
     change = ratio(results, test)
     if change is None:
         return ""
     ceiling = max(value for one in rows.values() for value in one["values"]) * 1.02
-    width, height = 560, 64
+    paths = [path for path in (*PATHS, LOOPBACK) if path in rows]
+    width, height = 560, 4 + 30 * len(paths)
     parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{esc(kind.title)}">']
-    for n, path in enumerate(("standard", "channel")):
+    for n, path in enumerate(paths):
         one = rows[path]
         top = 6 + n * 30
         scale = (width - 150) / ceiling
@@ -99,11 +101,13 @@ def bar_row(test: str, results: list[dict[str, Any]]) -> str:
         big, small = f"{1 / change:.1f}&times;", "less" if change < 1 else "of it"
     else:
         big, small = f"{change:.1f}&times;", "more" if change > 1 else "of it"
+    of_it = ratio(results, test, LOOPBACK)
+    beside = "" if of_it is None else f"<span>{number(of_it)}&times; loopback</span>"
     return (
         f'<section class="row"><div class="what"><h3>{esc(kind.title)}</h3>'
         f"<p>{'lower' if kind.lower_is_better else 'higher'} is better</p></div>"
         f'<div class="bars">{"".join(parts)}</div>'
-        f'<div class="ratio"><b>{big}</b><span>{small}</span></div></section>'
+        f'<div class="ratio"><b>{big}</b><span>{small}</span>{beside}</div></section>'
     )
 
 

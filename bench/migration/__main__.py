@@ -16,6 +16,7 @@ from vmlab import Lab, paths
 from vmlab.errors import VmlabError, story
 from vmlab.progress import busy
 
+from ..path.stage import GUEST_CPUS
 from .hosts import HOSTS
 from .load import Load
 from .page import format_ms, write_page
@@ -30,9 +31,10 @@ BEFORE, DURING, AFTER = 8.0, 10.0, 8.0
 def describe(stage: Stage) -> dict[str, str]:
     """What it ran on."""
     state, spec = stage.lab.state, stage.g2.spec
+    kernel = stage.g1.run(["uname", "-r"]).out.strip()
     return {
         "hosts": f"2, kernel {state['host_kernel']}, {state['memory']} MiB each, {state['accelerator']}",
-        "guests": f"kernel {stage.g1.run(['uname', '-r']).out.strip()}, {spec.memory} MiB, {spec.machine}",
+        "guests": f"kernel {kernel}, {spec.memory} MiB, CPUs: {spec.cpus}, {spec.machine}",
         "hypervisor": stage.kind.version(stage.lab),
         "time": stage.lab.clocks,
         "standard network": f"{stage.kind.standard_network} over both hosts",
@@ -103,6 +105,7 @@ def main() -> int:
         "--mib", type=int, default=0, help="more of them until g1 received so many checked MiB (default: %(default)s)"
     )
     parser.add_argument("--plain-round-trips", type=int, help="the same without vmloop (default: as many)")
+    parser.add_argument("--guest-cpus", type=int, default=GUEST_CPUS, help="of each guest (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=paths.OUT, help="directory of the results (default: out)")
     options = parser.parse_args()
     without = options.round_trips if options.plain_round_trips is None else options.plain_round_trips
@@ -112,7 +115,7 @@ def main() -> int:
     try:
         build_tools()
         with busy(console, f"booting {kind.title} and two guests"):
-            lab = Lab.up("migration", bound=True, **kind.lab)
+            lab = Lab.up("migration", bound=True, guest_cpus=options.guest_cpus, **kind.lab)
         with lab:
             stage = Stage(lab)
             stage.ensure()

@@ -15,7 +15,7 @@ from .hosts import HOSTS, find_host
 from .measure import Meter, Slice, describe_host
 from .rounds import run_rounds
 from .sizes import parse_ring_size
-from .stage import RING_SIZE, Stage
+from .stage import GUEST_CPUS, RING_SIZE, Stage
 from .table import show
 
 
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument(
         "--ring-size", type=parse_ring_size, default=RING_SIZE, metavar="SIZE", help="of each ring (default: 4M)"
     )
+    parser.add_argument("--guest-cpus", type=int, default=GUEST_CPUS, help="of each guest (default: %(default)s)")
     parser.add_argument(
         "--out", type=Path, default=paths.OUT / "bench-path.json", help="(default: out/bench-path.json)"
     )
@@ -36,7 +37,7 @@ def main() -> None:
 
     console = Console()
     kind = find_host(options.host)
-    with Stage("bench", kind, options.kernel, options.machine, options.ring_size) as stage:
+    with Stage("bench", kind, options.kernel, options.machine, options.ring_size, options.guest_cpus) as stage:
         meter = Meter(stage)
 
         def say(what: str, taken: Slice | None) -> None:

@@ -5,13 +5,14 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .parse import GIGA, TICKS, iperf_received, netpipe_rows, ping_mean, proc_stat, sockperf_latency
-from .stage import Stage
+from .stage import LOOPBACK, PATHS, Stage
 
 DISTURBED = 0.15
 """CPUs used by others outside, above which a slice does not count."""
@@ -78,31 +79,42 @@ class Meter:
         self.limit = None if stage.kind.virtual_time else DISTURBED
         self.slices: list[Slice] = []
         self.repeated = 0
+        self._near, self._far, self._address = stage.g1, stage.g2, stage.g2.ip
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Have the tests take place inside one guest, over its loopback interface."""
+        between = self._near, self._far, self._address
+        self._far, self._address = self._near, "127.0.0.1"
+        try:
+            yield
+        finally:
+            self._near, self._far, self._address = between
 
     # The tests
 
     def ping(self, count: int) -> dict[str, float]:
         """Flood ping: the next request goes out when the reply is there."""
-        words = ["ping", "-f", "-q", "-c", str(count), self.stage.g2.ip]
-        return {"ping_rtt": ping_mean(self.stage.g1.run(words, timeout=self.stage.patient(60)).out)}
+        words = ["ping", "-f", "-q", "-c", str(count), self._address]
+        return {"ping_rtt": ping_mean(self._near.run(words, timeout=self.stage.patient(60)).out)}
 
     def request_response(self, seconds: int) -> dict[str, float]:
         """sockperf's ping-pong over TCP. Its figure is one way: half of a round trip."""
         patient = self.stage.patient
-        with self.stage.g2.popen(["sockperf", "server", "--tcp", "-i", self.stage.g2.ip, "-p", "11111"]) as server:
+        with self._far.popen(["sockperf", "server", "--tcp", "-i", self._address, "-p", "11111"]) as server:
             server.wait_for("to terminate the server|Warmup|listen", patient(20))
-            words = ["sockperf", "ping-pong", "--tcp", "-i", self.stage.g2.ip, "-p", "11111", "-t", str(seconds)]
-            out = self.stage.g1.run(words, timeout=patient(60 + seconds)).out
+            words = ["sockperf", "ping-pong", "--tcp", "-i", self._address, "-p", "11111", "-t", str(seconds)]
+            out = self._near.run(words, timeout=patient(60 + seconds)).out
         return {"tcp_rr": sockperf_latency(out) * 2}
 
     def _iperf(self, seconds: int, *words: str) -> tuple[dict[str, float], float]:
         """What the receiver got, and the CPU-seconds that the whole host used meanwhile."""
         stage = self.stage
-        with stage.g2.popen(["iperf3", "-s", "-1", "--forceflush"]) as server:
+        with self._far.popen(["iperf3", "-s", "-1", "--forceflush"]) as server:
             server.wait_for("Server listening", stage.patient(20))
             before = stage.processors.read()
-            command = ["iperf3", "-c", stage.g2.ip, "-J", "-t", str(seconds), *words]
-            out = stage.g1.run(command, timeout=stage.patient(120)).out
+            command = ["iperf3", "-c", self._address, "-J", "-t", str(seconds), *words]
+            out = self._near.run(command, timeout=stage.patient(120)).out
             used = stage.processors.read() - before
         return iperf_received(out), used
 
@@ -166,7 +178,7 @@ class Meter:
         """Median and values of each test on each path, as out/demo.json has them."""
         found = []
         for test, kind in KINDS.items():
-            for path in ("standard", "channel"):
+            for path in (*PATHS, LOOPBACK):
                 values = [
                     one.values[test] for one in self.slices if one.kept and one.path == path and test in one.values
                 ]
@@ -192,12 +204,12 @@ class Meter:
         }
 
 
-def ratio(results: list[dict[str, Any]], test: str) -> float | None:
-    """How many times the channel's median is the standard network's."""
+def ratio(results: list[dict[str, Any]], test: str, base: str = "standard") -> float | None:
+    """How many times the channel's median is that of another path."""
     medians = {one["path"]: one["median"] for one in results if one["test"] == test}
-    if len(medians) < 2 or not medians["standard"]:
+    if "channel" not in medians or not medians.get(base):
         return None
-    return float(medians["channel"] / medians["standard"])
+    return float(medians["channel"] / medians[base])
 
 
 def describe_host(stage: Stage) -> dict[str, Any]:
@@ -212,12 +224,14 @@ def describe_host(stage: Stage) -> dict[str, Any]:
         "accelerator": state["accelerator"],
         "host_kernel": state["host_kernel"],
         "guest_kernel": stage.g1.run(["uname", "-r"]).out.strip(),
+        "guest_cpus": int(stage.g1.run(["nproc"]).out),
         "kind": stage.kind.name,
         "hypervisor": stage.kind.version(stage.lab),
         "virtual_time": stage.kind.virtual_time,
         "time": stage.lab.clocks,
         "machine": stage.machine,
         "qemu": host.run("qemu-system-x86_64 --version | head -n 1").out.strip(),
+        "emulator": f"QEMU {state['emulator']}",
         "standard_network": stage.kind.standard_network,
         "cpu_time": stage.kind.cpu_time,
         "clocksource": {

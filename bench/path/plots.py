@@ -111,7 +111,9 @@ def facts(host: dict[str, Any]) -> str:
     lines = {
         "host": f"{host['cpu']}, {host['cpus']} CPUs, accelerator {host['accelerator']}",
         "kernels": f"host {host['host_kernel']}, guests {host['guest_kernel']} on {host['machine']}",
+        "guests' CPUs": f"{host['guest_cpus']} each",
         "hypervisor": f"{host['hypervisor']}; {host['qemu']}",
+        "outer machine": host["emulator"],
         "standard network": host["standard_network"],
         "time": host["time"],
         "clock source": f"host {clock['host']}, guests {clock['guest']}",

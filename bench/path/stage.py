@@ -18,6 +18,11 @@ HERE = "/run/vmloop"
 """Where each machine has its own copy of the programs."""
 
 PATHS = ("standard", "channel")
+LOOPBACK = "loopback"
+"""Not between guests, but inside one: what its kernel and its CPUs take for the same work without a way to go."""
+
+GUEST_CPUS = 1
+"""Of each guest, if nothing else is wanted: the stage has two CPUs that work."""
 
 RING_SIZE = 4 << 20
 """Bytes of each ring, where nothing else is wanted."""
@@ -36,13 +41,15 @@ class Stage:
     """Two guests and an agent. A context manager; its end is the end of the lab."""
 
     def __init__(
-        self, name: str, kind: StageHost, kernel: str = "6.1", machine: str = "", ring_size: int = RING_SIZE
-    ) -> None:
+        self, name: str, kind: StageHost, kernel: str = "6.1", machine: str = "", ring_size: int = RING_SIZE,
+        guest_cpus: int = GUEST_CPUS,
+    ) -> None:  # fmt: skip
         self.name = name
         self.kind = kind
         self.kernel = kernel
         self.machine = machine
         self.ring_size = ring_size
+        self.guest_cpus = guest_cpus
         self.retries: list[str] = []
         self.loaded = False
 
@@ -73,6 +80,7 @@ class Stage:
                     kind=self.kind.name,
                     kernel=self.kernel,
                     machine=self.machine,
+                    guest_cpus=self.guest_cpus,
                     virtual_time=self.kind.virtual_time,
                     bound=True,
                 )

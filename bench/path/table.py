@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .measure import KINDS, ratio
+from .stage import LOOPBACK
 
 
 def number(value: float) -> str:
@@ -24,13 +25,15 @@ def factor(value: float, lower_is_better: bool) -> str:
 
 
 def show(console: Console, results: list[dict[str, Any]]) -> None:
-    """Print the medians of both paths and their ratio."""
+    """Print the medians of both paths and of loopback, and what the channel's is of the others'."""
     table = Table(title="median of the slices, in one boot, in turn", title_style="dim")
     table.add_column("test")
     table.add_column("unit", style="dim")
     table.add_column("standard", justify="right")
     table.add_column("channel", justify="right", style="bold")
     table.add_column("channel / standard", justify="right", style="bold green")
+    table.add_column("loopback", justify="right")
+    table.add_column("channel / loopback", justify="right")
     for test, kind in KINDS.items():
         medians = {one["path"]: one["median"] for one in results if one["test"] == test}
         change = ratio(results, test)
@@ -42,5 +45,7 @@ def show(console: Console, results: list[dict[str, Any]]) -> None:
             number(medians["standard"]),
             number(medians["channel"]),
             f"{change:.2f}  ({factor(change, kind.lower_is_better)})",
+            number(medians[LOOPBACK]) if LOOPBACK in medians else "",
+            "" if (of_it := ratio(results, test, LOOPBACK)) is None else f"{of_it:.2f}",
         )
     console.print(table)

@@ -23,7 +23,7 @@ from ..path.hosts import HOSTS, find_host
 from ..path.measure import Meter, describe_host
 from ..path.progress import Steps
 from ..path.sizes import parse_ring_size, parse_size, size_name
-from ..path.stage import PATHS, Stage
+from ..path.stage import GUEST_CPUS, PATHS, Stage
 from ..path.table import number
 from .page import write_page
 from .sweep import MESSAGES, RINGS, TESTS, TITLES, Plan, Sweep, series_of
@@ -72,6 +72,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--kernel", default="6.1", help="of the guests (default: %(default)s)")
     parser.add_argument("--machine", default="", help="of the guests (default: the first that the host has)")
+    parser.add_argument("--guest-cpus", type=int, default=GUEST_CPUS, help="of each guest (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=paths.OUT, help="directory of the results (default: out)")
     return parser
 
@@ -86,7 +87,9 @@ def main() -> int:
     try:
         with ExitStack() as stack:
             with busy(console, f"booting {kind.title} and two guests"):
-                stage = stack.enter_context(Stage("series", kind, options.kernel, options.machine))
+                stage = stack.enter_context(
+                    Stage("series", kind, options.kernel, options.machine, guest_cpus=options.guest_cpus)
+                )
             for retry in stage.retries:
                 console.print(f"[yellow]the lab did not boot and was booted again: {retry}[/]")
             host = describe_host(stage)

@@ -10,6 +10,7 @@ from bench.path.hosts import HOSTS
 def host(kind):
     return {
         "cpu": "A <fast> CPU", "cpus": 2, "accelerator": "tcg", "host_kernel": "6.1.0", "guest_kernel": "6.12.0",
+        "guest_cpus": 2, "emulator": "QEMU 10.0",
         "machine": "pv", "kind": kind, "hypervisor": "Xen 4.17", "qemu": "QEMU 7.2", "lab_retries": [],
         "virtual_time": HOSTS[kind].virtual_time, "time": "real", "standard_network": HOSTS[kind].standard_network,
         "cpu_time": HOSTS[kind].cpu_time, "clocksource": {"host": "xen", "guest": "xen"},

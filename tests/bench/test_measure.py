@@ -25,6 +25,17 @@ def test_each_test_gives_its_values(meter):
     assert [word for word in one.stage.log if "1472" in word]
 
 
+def test_inside_one_guest_nothing_goes_to_the_other(meter):
+    one = meter()
+    with one.inside():
+        for test in (lambda: one.ping(10), lambda: one.request_response(1), lambda: one.tcp(1), lambda: one.udp(1)):
+            test()
+    assert one.stage.log and all("127.0.0.1" in line for line in one.stage.log)
+    del one.stage.log[:]
+    one.ping(10)
+    assert one.stage.g2.ip in one.stage.log[0]
+
+
 def test_nothing_received_costs_nothing_to_divide_by(meter, monkeypatch):
     monkeypatch.setattr("bench.path.measure.iperf_received", lambda _: {"bytes": 0.0, "bits_per_second": 0.0})
     assert meter().tcp(1) == {"tcp_stream": 0.0}
@@ -67,6 +78,10 @@ def test_medians_and_ratios(meter):
     ]
     assert ratio(results, "tcp_stream") == 3.5
     assert ratio(results, "ping_rtt") is None
+    assert ratio(results, "tcp_stream", "loopback") is None
+    with one.inside():
+        one.take("loopback", value(3.5))
+    assert ratio(one.results(), "tcp_stream", "loopback") == 2
     assert ratio(results[:1], "tcp_stream") is None
 
 
@@ -79,7 +94,7 @@ def test_rounds_take_everything_in_turn(meter, kind):
     uses = [line for line in one.stage.log if line.startswith("use")]
     assert uses == ["use standard", "use channel", "use channel", "use standard"]
     found = {(result["test"], result["path"]): len(result["values"]) for result in one.results()}
-    assert found == {(test, path): 2 for test in KINDS for path in ("standard", "channel")}
+    assert found == {(test, path): 2 for test in KINDS for path in ("standard", "channel", "loopback")}
 
 
 def test_longer_slices():

@@ -25,7 +25,7 @@ def results():
     return [
         {"test": test, "path": path, "unit": kind.unit, "median": median, "values": [median, median * 1.1]}
         for test, kind in KINDS.items()
-        for path, median in (("standard", 2.0), ("channel", 0.5 if kind.lower_is_better else 7.0))
+        for path, median in (("standard", 2.0), ("channel", 0.5 if kind.lower_is_better else 7.0), ("loopback", 3.5))
     ]
 
 
@@ -49,6 +49,8 @@ def test_the_demos_page(tmp_path, kind):
     assert "A &lt;fast&gt; CPU" in target.read_text()
     assert ("virtual" in text) == (kind == "xen")
     assert ("3 were" in text) == (kind == "kvm")
+    assert "guests' CPUs" in text and "2 each" in text and "QEMU 10.0" in text
+    assert "2&times; loopback" in target.read_text() and "loopback inside" in text
     assert not re.search(r"\$[a-z]", text)
     assert ".curve" in text, "the page has its style"
 
@@ -82,11 +84,17 @@ def test_axes_end_at_round_numbers(value, top, step):
 
 
 def test_tables():
-    console = Console(width=120, record=True, file=io.StringIO())
+    console = Console(width=150, record=True, file=io.StringIO())
     show(console, results())
     text = console.export_text()
-    assert re.search(r"TCP stream +│ Gbit/s +│ +2 +│ +7 +│ +3.50 +\(3.5 times\)", text)
-    assert re.search(r"flood ping +│ us +│ +2 +│ +0.5 +│ +0.25 +\(4.0 times less\)", text)
+    assert re.search(r"TCP stream +│ Gbit/s +│ +2 +│ +7 +│ +3.50 +\(3.5 times\) │ +3.5 │ +2.00", text)
+    assert re.search(r"flood ping +│ us +│ +2 +│ +0.5 +│ +0.25 +\(4.0 times less\) │ +3.5 │ +0.14", text)
+
+
+def test_figures_from_before_loopback_was_measured():
+    console = Console(width=150, record=True, file=io.StringIO())
+    show(console, [one for one in results() if one["path"] != "loopback"])
+    assert re.search(r"TCP stream +│ Gbit/s +│ +2 +│ +7 +│ +3.50 +\(3.5 times\) │ +│", console.export_text())
 
 
 def test_numbers():
@@ -118,3 +126,10 @@ def test_make_takes_no_host_from_the_environment():
         env={"PATH": "/usr/bin:/bin", "HOST": "my-desk"},
     )
     assert "bench/run demo --host kvm" in found.stdout
+
+
+@pytest.mark.parametrize("target", ["demo", "series", "demo-migration"])
+@pytest.mark.parametrize(("words", "cpus"), [([], "1"), (["GUEST_CPUS=2"], "2")])
+def test_make_knows_the_guests_cpus(target, words, cpus):
+    found = subprocess.run(["make", "-n", target, *words], cwd=TOP, capture_output=True, text=True)
+    assert f" --guest-cpus {cpus}\n" in found.stdout

@@ -96,6 +96,7 @@ def test_a_kvm_host(boot):
         stage.unload()
         assert stage.machine == "a machine"
     assert boot.options["kind"] == "kvm"
+    assert boot.options["guest_cpus"] == 1
     assert boot.options["virtual_time"] is False
     agent = next(line for line in boot.log if "exec" in line)
     assert "--hypervisor qemu" in agent
