@@ -50,6 +50,10 @@ class Pair:
         for words in ("vmloop", "vmloop_net", f"vmloop_loopback interfaces={','.join(MAC)}"):
             name, _, options = words.partition(" ")
             self.host.run(["insmod", str(self.modules / f"{name}.ko"), *options.split()])
+            if name == "vmloop_net":
+                for namespace, interface in (("a", "va"), ("b", "vb")):
+                    set_it = f"echo {interface} >/sys/module/vmloop_net/parameters/interfaces"
+                    self.host.run(self.inside(namespace, "sh", "-c", set_it))
 
     def unload(self) -> None:
         """All of them that are there."""

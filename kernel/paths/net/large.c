@@ -76,10 +76,10 @@ static bool channel_takes_it(struct sk_buff *skb, struct net_device *dev,
 	u64 needed = VMLOOP_F_LARGE;
 	struct vmloop_lane *lane;
 	u8 mac[ETH_ALEN + 2] __aligned(2);
+	struct net_nic *nic;
 
-	if (!net_nic_find(dev->dev_addr) ||
-	    net_nic_find(dev->dev_addr)->dev != dev ||
-	    !next_hop(skb, dev, rt, mac))
+	nic = net_nic_at(dev);
+	if (!nic || !net_nic_is_usable(nic) || !next_hop(skb, dev, rt, mac))
 		return false;
 	interface = receiver(skb, dev, mac);
 	if (!interface)

@@ -10,7 +10,7 @@ static int __init net_init(void)
 
 	err = net_nics_init();
 	if (err)
-		return err;
+		goto err_nics;
 	err = vmloop_path_register(&net_path);
 	if (err)
 		goto err_path;
@@ -23,6 +23,8 @@ err_large:
 	vmloop_path_unregister(&net_path);
 err_path:
 	net_nics_exit();
+err_nics:
+	net_named_exit();
 	return err;
 }
 
@@ -32,6 +34,7 @@ static void __exit net_exit(void)
 	net_large_exit();
 	vmloop_path_unregister(&net_path);
 	net_nics_exit();
+	net_named_exit();
 }
 
 module_init(net_init);

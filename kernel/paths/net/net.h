@@ -5,7 +5,9 @@
  * The packet path takes frames where they leave an interface and hands them
  * up in the peer as if they had come in there by the same interface.
  *
- *   nic.c    interfaces that we stand at: hook, counters
+ *   nic.c    interfaces that we stand at, and their hooks
+ *   named.c  those that the administrator names
+ *   counters.c  what passed us is in the interface's counters
  *   tx.c     a frame leaves: into the ring, the queue, or past us
  *   held.c   a datagram stays its sender's until the peer has read it
  *   hop.c    the hop over the host that a routed packet does not make
@@ -18,6 +20,7 @@
 #ifndef VMLOOP_NET_H
 #define VMLOOP_NET_H
 
+#include <linux/etherdevice.h>
 #include <linux/hrtimer.h>
 #include <linux/netdevice.h>
 #include <linux/netfilter.h>
@@ -31,7 +34,9 @@ struct iphdr;
 /**
  * struct net_nic - an interface that we stand at
  * @dev: the interface
- * @mac: its address when we came
+ * @mac: the address by which the directory knows it
+ * @is_named: the administrator names it
+ * @is_shared: another one has that address, too; single word
  * @hook: our place at its egress
  * @ops: copy of the driver's operations, with our counters added
  * @driver_ops: the driver's
@@ -40,7 +45,9 @@ struct iphdr;
  */
 struct net_nic {
 	struct net_device *dev;
-	u8 mac[ETH_ALEN];
+	u8 mac[ETH_ALEN] __aligned(2);
+	bool is_named;
+	bool is_shared;
 	struct nf_hook_ops hook;
 	struct net_device_ops ops;
 	const struct net_device_ops *driver_ops;
@@ -118,13 +125,36 @@ struct net_lane {
 	bool closing;
 };
 
+/**
+ * net_nic_is_usable() - whether peers know an interface as it is
+ * @nic: the interface
+ *
+ * Return: false if its address was changed, or another one has it, too.
+ */
+static inline bool net_nic_is_usable(const struct net_nic *nic)
+{
+	return !READ_ONCE(nic->is_shared) &&
+	       ether_addr_equal(nic->mac, nic->dev->dev_addr);
+}
+
 /* nic.c */
 struct net_nic *net_nic_find(const u8 *mac);
-void net_nic_count_tx(struct net_nic *nic, unsigned int bytes);
-void net_nic_count_rx(struct net_nic *nic, unsigned int bytes);
+struct net_nic *net_nic_at(const struct net_device *dev);
+void net_nics_look(void);
 void net_nics_update(void);
 int net_nics_init(void);
 void net_nics_exit(void);
+
+/* named.c */
+bool net_named(const struct net_device *dev);
+void net_named_exit(void);
+
+/* counters.c */
+int net_counters_init(struct net_nic *nic);
+void net_counters_start(struct net_nic *nic);
+void net_counters_stop(struct net_nic *nic);
+void net_nic_count_tx(struct net_nic *nic, unsigned int bytes);
+void net_nic_count_rx(struct net_nic *nic, unsigned int bytes);
 
 /* recent.c */
 void net_recent_want(void);

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * nic.c - the interfaces that we stand at: those whose hardware address the
- * directory knows as one of ours, or knew: a guest on its way to another host
- * arrives with the same ones, and has no time there to wait for RTNL.
+ * nic.c - the interfaces that we stand at: the hardware's own, whose permanent
+ * address the directory knows as one of ours, or knew (a guest on its way to
+ * another host arrives with the same ones, and has no time there to wait for
+ * RTNL); and those that the administrator names (named.c).
  *
- * Owns the list of interfaces, their egress hooks, and the copy of the
- * driver's operations by which the interface's counters show what passed us.
- * The list changes under RTNL and is read under RCU.
+ * The directory says addresses, and anybody who may make a network namespace
+ * can make an interface with any address. So an address alone counts for
+ * nothing: a device on a bus, with that address in its hardware, is none that
+ * a user can make.
  *
- * An interface is never hooked above another one (VLAN, bridge, bond): the
- * frame must be as it leaves the machine.
+ * Owns the list of interfaces and their egress hooks. The list changes under
+ * RTNL and is read under RCU.
  */
 #include <linux/etherdevice.h>
 #include <linux/if_arp.h>
@@ -20,95 +22,41 @@
 #include "net.h"
 
 static LIST_HEAD(nics);
+static bool started;	/* notifiers tell of interfaces; under RTNL */
 
 /**
  * net_nic_find() - the interface with a hardware address, if we stand there
- * @mac: the address
+ * @mac: the address, as the directory has it
  *
  * Context: rcu_read_lock() held.
- * Return: the interface, or NULL.
+ * Return: the interface; NULL if there is none, if its address was changed, or
+ * if several could be meant.
  */
 struct net_nic *net_nic_find(const u8 *mac)
 {
 	struct net_nic *nic;
 
 	list_for_each_entry_rcu(nic, &nics, list)
-		if (ether_addr_equal_64bits(nic->dev->dev_addr, mac))
+		if (ether_addr_equal(nic->mac, mac) && net_nic_is_usable(nic))
 			return nic;
 	return NULL;
 }
 
-/* Counters --------------------------------------------------------------- */
-
 /**
- * net_nic_count_tx() - a frame left the interface through us
- * @nic: the interface
- * @bytes: of the frame
+ * net_nic_at() - what we know of an interface, if we stand there
+ * @dev: the interface
  *
- * Context: bottom halves off.
+ * Context: rcu_read_lock() or RTNL held.
+ * Return: the interface, or NULL.
  */
-void net_nic_count_tx(struct net_nic *nic, unsigned int bytes)
+struct net_nic *net_nic_at(const struct net_device *dev)
 {
-	struct net_counters *counters = this_cpu_ptr(nic->counters);
+	struct net_nic *nic;
 
-	u64_stats_update_begin(&counters->sync);
-	u64_stats_inc(&counters->tx_packets);
-	u64_stats_add(&counters->tx_bytes, bytes);
-	u64_stats_update_end(&counters->sync);
-}
-
-/**
- * net_nic_count_rx() - a frame came in by the interface through us
- * @nic: the interface
- * @bytes: of the frame
- *
- * Context: bottom halves off.
- */
-void net_nic_count_rx(struct net_nic *nic, unsigned int bytes)
-{
-	struct net_counters *counters = this_cpu_ptr(nic->counters);
-
-	u64_stats_update_begin(&counters->sync);
-	u64_stats_inc(&counters->rx_packets);
-	u64_stats_add(&counters->rx_bytes, bytes);
-	u64_stats_update_end(&counters->sync);
-}
-
-/* What the driver has counted, as dev_get_stats() would find it. */
-static void driver_stats(struct net_nic *nic, struct rtnl_link_stats64 *stats)
-{
-	if (nic->driver_ops->ndo_get_stats64)
-		nic->driver_ops->ndo_get_stats64(nic->dev, stats);
-	else if (nic->driver_ops->ndo_get_stats)
-		netdev_stats_to_stats64(stats,
-					nic->driver_ops->ndo_get_stats(nic->dev));
-	else
-		netdev_stats_to_stats64(stats, &nic->dev->stats);
-}
-
-static void get_stats64(struct net_device *dev, struct rtnl_link_stats64 *stats)
-{
-	struct net_nic *nic = container_of(dev->netdev_ops, struct net_nic, ops);
-	u64 tx_packets, tx_bytes, rx_packets, rx_bytes;
-	const struct net_counters *counters;
-	unsigned int start;
-	int cpu;
-
-	driver_stats(nic, stats);
-	for_each_possible_cpu(cpu) {
-		counters = per_cpu_ptr(nic->counters, cpu);
-		do {
-			start = u64_stats_fetch_begin(&counters->sync);
-			tx_packets = u64_stats_read(&counters->tx_packets);
-			tx_bytes = u64_stats_read(&counters->tx_bytes);
-			rx_packets = u64_stats_read(&counters->rx_packets);
-			rx_bytes = u64_stats_read(&counters->rx_bytes);
-		} while (u64_stats_fetch_retry(&counters->sync, start));
-		stats->tx_packets += tx_packets;
-		stats->tx_bytes += tx_bytes;
-		stats->rx_packets += rx_packets;
-		stats->rx_bytes += rx_bytes;
-	}
+	list_for_each_entry_rcu(nic, &nics, list, lockdep_rtnl_is_held())
+		if (nic->dev == dev)
+			return nic;
+	return NULL;
 }
 
 /* Standing there --------------------------------------------------------- */
@@ -119,36 +67,36 @@ static unsigned int egress(void *priv, struct sk_buff *skb,
 	return net_tx(priv, skb);
 }
 
-static struct net_nic *nic_of(const struct net_device *dev)
+/* Several with one address: the one that the administrator names, or none. */
+static void mark_shared(void)
 {
-	struct net_nic *nic;
+	struct net_nic *nic, *other;
+	bool is_shared;
 
 	ASSERT_RTNL();
-	list_for_each_entry(nic, &nics, list)
-		if (nic->dev == dev)
-			return nic;
-	return NULL;
+	list_for_each_entry(nic, &nics, list) {
+		is_shared = false;
+		list_for_each_entry(other, &nics, list)
+			is_shared |= other != nic &&
+				     ether_addr_equal(other->mac, nic->mac) &&
+				     (other->is_named || !nic->is_named);
+		WRITE_ONCE(nic->is_shared, is_shared);
+	}
 }
 
-static void nic_add(struct net_device *dev)
+static void nic_add(struct net_device *dev, const u8 *mac, bool is_named)
 {
 	struct net_nic *nic;
-	int cpu;
 
 	nic = kzalloc(sizeof(*nic), GFP_KERNEL);
 	if (!nic)
 		return;
-	nic->counters = alloc_percpu(struct net_counters);
-	if (!nic->counters)
+	if (net_counters_init(nic))
 		goto err_counters;
-	for_each_possible_cpu(cpu)
-		u64_stats_init(&per_cpu_ptr(nic->counters, cpu)->sync);
 
 	nic->dev = dev;
-	ether_addr_copy(nic->mac, dev->dev_addr);
-	nic->driver_ops = dev->netdev_ops;
-	nic->ops = *dev->netdev_ops;
-	nic->ops.ndo_get_stats64 = get_stats64;
+	nic->is_named = is_named;
+	ether_addr_copy(nic->mac, mac);
 	nic->hook = (struct nf_hook_ops){
 		.hook = egress,
 		.dev = dev,
@@ -160,8 +108,9 @@ static void nic_add(struct net_device *dev)
 	if (nf_register_net_hook(dev_net(dev), &nic->hook))
 		goto err_hook;
 
-	WRITE_ONCE(dev->netdev_ops, &nic->ops);
 	list_add_rcu(&nic->list, &nics);
+	mark_shared();
+	net_counters_start(nic);
 	netdev_info(dev, "vmloop: local peers are reached through shared memory\n");
 	return;
 
@@ -173,45 +122,73 @@ err_counters:
 
 static void nic_remove(struct net_nic *nic)
 {
+	net_counters_stop(nic);
 	list_del_rcu(&nic->list);
+	mark_shared();
 	nf_unregister_net_hook(dev_net(nic->dev), &nic->hook);
-	/*
-	 * The driver's counters alone would run backwards for who reads them,
-	 * but nothing of ours may stay behind.
-	 */
-	WRITE_ONCE(nic->dev->netdev_ops, nic->driver_ops);
 	synchronize_net();	/* no frame, and no reader of the counters */
 	free_percpu(nic->counters);
 	kfree(nic);
 }
 
-/*
- * Only the lowest of several interfaces with one address: what stands above it
- * (VLAN, bridge, bond) has not yet made of a frame what goes out.
- */
-static bool dev_is_suitable(struct net_device *dev)
+/* A device on a bus: made by hardware, the hypervisor, or root in person. */
+static bool is_hardware(const struct net_device *dev)
 {
-	return dev->type == ARPHRD_ETHER && !(dev->flags & IFF_LOOPBACK) &&
-	       list_empty(&dev->adj_list.lower) &&
-	       dev->reg_state == NETREG_REGISTERED;
+	return dev->dev.parent && dev->dev.parent->bus;
 }
 
-/* Does the directory know it, or did it when we came? */
-static bool dev_is_ours(const struct net_device *dev, const struct net_nic *nic)
+/*
+ * The address by which the directory would know an interface, or NULL if it is
+ * none to stand at. What stands above hardware (VLAN, bridge, bond) has not yet
+ * made of a frame what goes out: we stand there only if it is named.
+ */
+static const u8 *address(const struct net_device *dev, bool is_named)
 {
-	return (nic && ether_addr_equal(nic->mac, dev->dev_addr)) ||
-	       vmloop_mac_is_local(dev->dev_addr);
+	if (dev->type != ARPHRD_ETHER || (dev->flags & IFF_LOOPBACK) ||
+	    dev->reg_state != NETREG_REGISTERED)
+		return NULL;
+	if (is_named)
+		return dev->dev_addr;
+	if (is_hardware(dev) && list_empty(&dev->adj_list.lower))
+		return dev->perm_addr;
+	return NULL;
 }
 
 static void nic_update(struct net_device *dev)
 {
-	struct net_nic *nic = nic_of(dev);
-	bool wanted = dev_is_suitable(dev) && dev_is_ours(dev, nic);
+	struct net_nic *nic = net_nic_at(dev);
+	bool is_named = net_named(dev);
+	const u8 *mac;
 
-	if (wanted && !nic)
-		nic_add(dev);
-	else if (!wanted && nic)
+	mac = address(dev, is_named);
+	if (nic && (!mac || nic->is_named != is_named ||
+		    !ether_addr_equal(nic->mac, mac))) {
 		nic_remove(nic);
+		nic = NULL;
+	}
+	if (!nic && mac && vmloop_mac_is_local(mac))
+		nic_add(dev, mac, is_named);
+}
+
+/**
+ * net_nics_look() - look at all interfaces of all namespaces
+ *
+ * Context: RTNL held.
+ */
+void net_nics_look(void)
+{
+	struct net_device *dev;
+	struct net *net;
+
+	ASSERT_RTNL();
+	if (!started)
+		return;
+	/* The kernel's order: RTNL, then what protects the list of namespaces. */
+	down_read(&net_rwsem);
+	for_each_net(net)
+		for_each_netdev(net, dev)
+			nic_update(dev);
+	up_read(&net_rwsem);
 }
 
 static bool is_stood_at(const u8 *mac)
@@ -235,18 +212,11 @@ static bool is_stood_at(const u8 *mac)
  */
 void net_nics_update(void)
 {
-	struct net_device *dev;
-	struct net *net;
-
 	if (vmloop_local_macs_are(is_stood_at))
 		return;
-	down_read(&net_rwsem);
 	rtnl_lock();
-	for_each_net(net)
-		for_each_netdev(net, dev)
-			nic_update(dev);
+	net_nics_look();
 	rtnl_unlock();
-	up_read(&net_rwsem);
 }
 
 static int netdev_event(struct notifier_block *block, unsigned long event,
@@ -259,14 +229,15 @@ static int netdev_event(struct notifier_block *block, unsigned long event,
 	switch (event) {
 	case NETDEV_REGISTER:
 	case NETDEV_CHANGEADDR:
+	case NETDEV_CHANGENAME:
 		nic_update(dev);
 		break;
 	case NETDEV_CHANGEUPPER:
-		/* A VLAN's interface, say, is registered before it is linked. */
+		/* It is registered before it is linked. */
 		nic_update(link->upper_dev);
 		break;
 	case NETDEV_UNREGISTER:	/* also when it moves to another namespace */
-		nic = nic_of(dev);
+		nic = net_nic_at(dev);
 		if (nic)
 			nic_remove(nic);
 		break;
@@ -280,7 +251,14 @@ static struct notifier_block netdev_notifier = {
 
 int net_nics_init(void)
 {
-	return register_netdevice_notifier(&netdev_notifier);
+	int err = register_netdevice_notifier(&netdev_notifier);
+
+	if (err)
+		return err;
+	rtnl_lock();
+	started = true;
+	rtnl_unlock();
+	return 0;
 }
 
 void net_nics_exit(void)
@@ -289,6 +267,7 @@ void net_nics_exit(void)
 
 	unregister_netdevice_notifier(&netdev_notifier);
 	rtnl_lock();
+	started = false;
 	list_for_each_entry_safe(nic, next, &nics, list)
 		nic_remove(nic);
 	rtnl_unlock();

@@ -39,8 +39,8 @@ static void look(struct neighbour *neighbour, void *unused)
 
 	if (!is_recent(neighbour))
 		return;
-	nic = net_nic_find(dev->dev_addr);
-	if (!nic || nic->dev != dev)
+	nic = net_nic_at(dev);
+	if (!nic || !net_nic_is_usable(nic))
 		return;
 	neigh_ha_snapshot(mac, neighbour, dev);
 	interface = vmloop_interface_find(dev->dev_addr, mac);

@@ -220,12 +220,12 @@ static struct vmloop_interface *receiver(const struct net_nic *nic,
 					 const struct sk_buff *skb)
 {
 	const struct ethhdr *eth = (const struct ethhdr *)skb->data;
-	const u8 *local_mac = nic->dev->dev_addr;
 	struct vmloop_interface *interface;
 
-	interface = vmloop_interface_find(local_mac, eth->h_dest);
+	interface = vmloop_interface_find(nic->mac, eth->h_dest);
 	/* What a bridge in this guest forwards is not ours to vouch for. */
-	if (!ether_addr_equal_64bits(local_mac, eth->h_source)) {
+	if (!net_nic_is_usable(nic) ||
+	    !ether_addr_equal(nic->mac, eth->h_source)) {
 		if (interface)
 			vmloop_count(interface->peer, VMLOOP_STANDARD_SOURCE, 1);
 		return NULL;
@@ -354,7 +354,7 @@ void net_tx_waiting(struct net_lane *net)
 		vmloop_lane_produced(lane);
 	rcu_read_lock();
 	while ((skb = __skb_dequeue(&done)))
-		sent(net_nic_find(skb->dev->dev_addr), net, skb, position);
+		sent(net_nic_at(skb->dev), net, skb, position);
 	rcu_read_unlock();
 }
 
