@@ -413,6 +413,7 @@ struct vmloop_msg_peer {
 #define VMLOOP_REFUSED_SLOTS	3	/* one of the two has no free slot */
 #define VMLOOP_REFUSED_FAILED	4	/* the hypervisor would not; see the log */
 #define VMLOOP_REFUSED_BUSY	5	/* asked too often; ask again later */
+#define VMLOOP_REFUSED_BROKEN	6	/* their channel broke; ask again later */
 
 /**
  * struct vmloop_msg_refused - agent: no channel to that peer for now

@@ -423,6 +423,8 @@ constants! {
     VMLOOP_REFUSED_FAILED: u32 = 4;
     /// Asked too often; ask again later.
     VMLOOP_REFUSED_BUSY: u32 = 5;
+    /// the pair's channel broke; ask again later
+    VMLOOP_REFUSED_BROKEN: u32 = 6;
 }
 
 wire! {
@@ -536,7 +538,7 @@ pub fn layout() -> String {
     structure!(Peer "vmloop_msg_peer" id epoch tag flags local_mac mac ip_count mtu name ip
         gateway reserved);
     consts!(VMLOOP_REFUSED_POLICY VMLOOP_REFUSED_GONE VMLOOP_REFUSED_SLOTS
-        VMLOOP_REFUSED_FAILED VMLOOP_REFUSED_BUSY);
+        VMLOOP_REFUSED_FAILED VMLOOP_REFUSED_BUSY VMLOOP_REFUSED_BROKEN);
     structure!(Refused "vmloop_msg_refused" peer reason retry_ms);
     consts!(VMLOOP_CLOSE_IDLE VMLOOP_CLOSE_POLICY VMLOOP_CLOSE_PEER_GONE
         VMLOOP_CLOSE_MIGRATION VMLOOP_CLOSE_DETACH);

@@ -71,6 +71,14 @@ pub enum Request {
         /// and of the other
         b: String,
     },
+    /// Forget that channels between two guests broke or failed: the guests may
+    /// ask for another at once.
+    Reset {
+        /// name, UUID or identity of one
+        a: String,
+        /// and of the other
+        b: String,
+    },
     /// Answers with [`Status`].
     Status,
     /// Answers with [`Listing`].
@@ -172,6 +180,9 @@ pub struct Counters {
     pub channels_closed: u64,
     /// channels that could not be plugged
     pub channels_failed: u64,
+    /// channels that a guest said its peer broke
+    #[serde(default)]
+    pub channels_broken: u64,
     /// WANT messages
     pub wants: u64,
     /// WANT messages that were refused
@@ -193,6 +204,27 @@ pub struct Listing {
     pub guests: Vec<Guest>,
     /// by tag
     pub channels: Vec<Channel>,
+    /// pairs whose channels broke, by name
+    #[serde(default)]
+    pub broken: Vec<Broken>,
+}
+
+/// Two guests whose channels broke.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Broken {
+    /// name of the guest with the lower identity
+    pub a: String,
+    /// name of the other
+    pub b: String,
+    /// channels that broke in a row
+    pub breaks: u32,
+    /// what is known of the last break
+    pub reason: String,
+    /// they get no channel before [`Request::Reset`] or [`Request::PolicyReload`]
+    pub operator: bool,
+    /// milliseconds until they may have another channel; 0: now, or see
+    /// `operator`
+    pub next_ms: u64,
 }
 
 /// One guest.

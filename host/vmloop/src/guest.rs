@@ -62,7 +62,8 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         }),
         Command::Off => modules.enable(false).map_err(as_root),
         Command::On => modules.enable(true).map_err(as_root),
-        Command::Reset { peer } => {
+        Command::Reset { peer, other } => {
+            anyhow::ensure!(other.is_none(), "in a guest, name one peer");
             let wanted = peer.to_ascii_lowercase();
             let peers = modules.peers()?;
             let mut found = peers.iter().filter(|one| one.name == *peer || one.id == wanted);

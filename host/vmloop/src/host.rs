@@ -5,7 +5,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use vmloop_api::{Channel, Client, Event, Guest, Listing, Migrated, Nic, Request, Stats, Status};
+use vmloop_api::{
+    Broken, Channel, Client, Event, Guest, Listing, Migrated, Nic, Request, Stats, Status,
+};
 use vmloopd::policy;
 
 use crate::options::{Command, Options, Policy};
@@ -149,7 +151,14 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             }
             Policy::Check { file } => check_policy(file),
         },
-        Command::Off | Command::On | Command::Reset { .. } => {
+        Command::Reset { peer, other } => {
+            let other = other.clone().ok_or_else(|| {
+                anyhow::anyhow!("on a host, name two guests: vmloop reset GUEST GUEST")
+            })?;
+            let _: Value = agent.call(&Request::Reset { a: peer.clone(), b: other })?;
+            Ok(())
+        }
+        Command::Off | Command::On => {
             anyhow::bail!(
                 "this is for guests\n  on a host: vmloop detach GUEST, vmloop attach, or a policy"
             )
@@ -195,10 +204,11 @@ fn show_status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     let counters = &status.counters;
     writeln!(
         out,
-        "opened {}, closed {}, failed {}; asked for {}, refused {}",
+        "opened {}, closed {}, failed {}, broken {}; asked for {}, refused {}",
         counters.channels_opened,
         counters.channels_closed,
         counters.channels_failed,
+        counters.channels_broken,
         counters.wants,
         counters.refused
     )?;
@@ -246,6 +256,7 @@ fn show_listing(out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
         let ips = dash(&guest.routed_ips.join(" "));
         writeln!(out, "{} is reached through the host by: {ips}", guest.name)?;
     }
+    show_broken(out, &listing.broken)?;
     if listing.channels.is_empty() {
         return Ok(());
     }
@@ -263,6 +274,21 @@ fn show_listing(out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
         ]);
     }
     table.write(out)
+}
+
+fn show_broken(out: &mut dyn Write, broken: &[Broken]) -> io::Result<()> {
+    for Broken { a, b, breaks, reason, operator, next_ms } in broken {
+        let times = if *breaks == 1 { "once".into() } else { format!("{breaks} times in a row") };
+        write!(out, "{a} - {b}: their channel broke {times} ({reason}); ")?;
+        if *operator {
+            writeln!(out, "no other before: vmloop reset {a} {b}")?;
+        } else if *next_ms == 0 {
+            writeln!(out, "they may have another")?;
+        } else {
+            writeln!(out, "another in {} s", next_ms.div_ceil(1000))?;
+        }
+    }
+    Ok(())
 }
 
 fn show_stats(out: &mut dyn Write, channels: &[Channel]) -> io::Result<()> {

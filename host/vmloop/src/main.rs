@@ -58,6 +58,7 @@ fn host_only(command: &Command) -> bool {
             | Command::Prepare { .. }
             | Command::Migrate { .. }
             | Command::Resume { .. }
+            | Command::Reset { other: Some(_), .. }
             | Command::Policy { .. }
     )
 }

@@ -125,10 +125,13 @@ pub enum Command {
     Off,
     /// Use channels again (guest)
     On,
-    /// Ask for a peer's channel again, although it was refused, failed or broken (guest)
+    /// Ask for a peer's channel again, although it was refused, failed or broken
+    /// (guest); let two guests ask again whose channels broke or failed (host)
     Reset {
-        /// Name or identity of the peer
+        /// Name or identity of the peer; on a host, of one guest
         peer: String,
+        /// On a host: name, UUID or identity of the other guest
+        other: Option<String>,
     },
     /// Write man pages and shell completions
     #[command(hide = true)]

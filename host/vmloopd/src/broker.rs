@@ -17,6 +17,7 @@ use vmloop_abi::message::{self, Address, AgentMessage, ChannelState, GuestMessag
 use vmloop_abi::shm;
 use vmloop_api::{self as api, Problem, Request};
 
+use crate::breaks::Breaks;
 use crate::channel::{self, ChannelKey, Failure, News};
 use crate::counters::Counters;
 use crate::directory::{Member, View, free_tag, routed_number};
@@ -311,8 +312,10 @@ struct Channel {
     ring_size: u32,
     since: Instant,
     adopted: bool,
-    /// Both sides used it.
-    was_up: bool,
+    /// When both sides used it first.
+    up_since: Option<Instant>,
+    /// Side that said that the other broke the protocol.
+    broken_by: Option<usize>,
     /// A guest goes, or went and may be back already: if it lived short, that
     /// is no failure.
     parted: bool,
@@ -331,8 +334,6 @@ enum Ending {
     Short,
     /// It never worked.
     Failed,
-    /// A guest broke the protocol.
-    Broken,
 }
 
 #[derive(Clone, Copy)]
@@ -352,7 +353,6 @@ impl BackOff {
             Ending::Well => 0,
             Ending::Short => (before + 1).min(3),
             Ending::Failed => before + 1,
-            Ending::Broken => before.max(3) + 1,
         }
     }
 
@@ -420,6 +420,7 @@ pub struct Broker {
     domains: HashMap<Domain, DomainEntry>,
     channels: HashMap<ChannelKey, Channel>,
     back_off: HashMap<(u64, u64), BackOff>,
+    breaks: Breaks,
     attaching: HashMap<Key, oneshot::Sender<Result<Value, Problem>>>,
     detaching: HashMap<Key, Vec<oneshot::Sender<Result<Value, Problem>>>>,
     preparing: HashMap<Key, Vec<Waiter>>,
@@ -572,6 +573,7 @@ impl Broker {
             domains: HashMap::new(),
             channels: HashMap::new(),
             back_off: HashMap::new(),
+            breaks: Breaks::default(),
             attaching: HashMap::new(),
             detaching: HashMap::new(),
             preparing: HashMap::new(),
@@ -607,6 +609,7 @@ impl Broker {
                 self.guests.values().filter_map(|guest| guest.leaving).min(),
                 self.guests.values().filter_map(|guest| guest.arrived).min(),
                 self.channels.values().filter_map(|channel| channel.hello_by).min(),
+                self.channels.values().filter_map(|channel| self.row_ends(channel)).min(),
             ]
             .into_iter()
             .flatten()
@@ -1367,6 +1370,7 @@ impl Broker {
             self.side_closed(channel, key);
         }
         self.back_off.retain(|pair, _| pair.0 != guest.machine.id && pair.1 != guest.machine.id);
+        self.breaks.forget_guest(guest.machine.id);
         self.name_freed(&guest.name);
         self.save();
         self.dirty = true;
@@ -1693,6 +1697,9 @@ impl Broker {
             return Ok(found);
         }
         let pair = self.pair(key, other_key);
+        if let Some(left) = pair.and_then(|pair| self.breaks.left(pair, now)) {
+            return Err((shm::VMLOOP_REFUSED_BROKEN, left));
+        }
         if let Some(back_off) = pair.and_then(|pair| self.back_off.get(&pair))
             && back_off.until > now
         {
@@ -1725,7 +1732,9 @@ impl Broker {
         let (one, two) = (channel.sides[side].name.clone(), channel.sides[1 - side].name.clone());
         let both_idle = channel.sides.iter().all(|side| side.state == Some(ChannelState::Idle));
         let is_up = was != "up" && channel.state() == "up";
-        channel.was_up |= is_up;
+        if is_up {
+            channel.up_since.get_or_insert_with(Instant::now);
+        }
         match state {
             ChannelState::Up if is_up => self.note("channel-up", &one, &two, tag, ""),
             ChannelState::Up => {}
@@ -1739,6 +1748,7 @@ impl Broker {
                 self.side_closed(channel_key, key);
             }
             ChannelState::Broken => {
+                channel.broken_by.get_or_insert(side);
                 self.note("channel-broken", &one, &two, tag, "the peer broke the protocol");
                 self.close(channel_key, shm::VMLOOP_CLOSE_PEER_GONE);
                 // On Xen the memory is its own, or mapped: it says CLOSED yet.
@@ -1826,7 +1836,8 @@ impl Broker {
                 ring_size: if adopted { 0 } else { self.policy.ring_size },
                 since: Instant::now(),
                 adopted,
-                was_up: false,
+                up_since: None,
+                broken_by: None,
                 parted: false,
                 hello_by: None,
                 commands,
@@ -1950,7 +1961,13 @@ impl Broker {
             self.counters.channels_closed.add(1);
         }
         let pair = (a.id, b.id);
-        let broken = channel.sides.iter().any(|side| side.state == Some(ChannelState::Broken));
+        let now = Instant::now();
+        if let Some(since) = channel.up_since {
+            self.breaks.was_up(pair, now - since);
+        }
+        if let Some(side) = channel.broken_by {
+            self.broke(pair, &channel, side);
+        }
         let lived = channel.since.elapsed();
         // A guest that goes and comes back is welcome at once.
         let both_here = !channel.parted
@@ -1958,13 +1975,15 @@ impl Broker {
                 self.guests.get(&side.guest).is_some_and(|guest| guest.hello.is_some())
             });
         let before = self.back_off.get(&pair).map_or(0, |back_off| back_off.failures);
-        let ending = if broken {
-            Ending::Broken
-        } else if channel.failure.is_some() {
+        let ending = if channel.failure.is_some() {
             Ending::Failed
-        } else if !both_here || channel.adopted || lived >= SHORT_LIFE {
+        } else if !both_here
+            || channel.adopted
+            || lived >= SHORT_LIFE
+            || channel.broken_by.is_some()
+        {
             Ending::Well
-        } else if channel.was_up {
+        } else if channel.up_since.is_some() {
             Ending::Short
         } else {
             Ending::Failed
@@ -1978,7 +1997,7 @@ impl Broker {
                 Some((shm::VMLOOP_REFUSED_SLOTS, _)) => wait.max(SLOTS_RETRY),
                 _ => wait,
             };
-            self.back_off.insert(pair, BackOff { failures, until: Instant::now() + wait });
+            self.back_off.insert(pair, BackOff { failures, until: now + wait });
             if let Some((reason, _)) = channel.failure {
                 for key in &channel.wanted_by {
                     let Some(guest) = self.guests.get(key) else { continue };
@@ -1997,6 +2016,47 @@ impl Broker {
             self.finish_prepare(side.guest);
         }
         self.dirty = true;
+    }
+
+    /// A channel of a pair broke: the pair waits, or is left to the operator.
+    fn broke(&mut self, pair: (u64, u64), channel: &Channel, side: usize) {
+        let [a, b] = channel.sides.each_ref().map(|side| side.name.clone());
+        let why = format!("reported by {}", channel.sides[side].name);
+        let names = [a.clone(), b.clone()];
+        let (count, wait) = self.breaks.add(pair, names, why.clone(), Instant::now());
+        self.counters.channels_broken.add(1);
+        let next = match wait {
+            Some(wait) => format!("another channel after {} s", wait.as_secs()),
+            None => format!("left to the operator: vmloop reset {a} {b}"),
+        };
+        self.note("pair-broken", &a, &b, 0, &format!("{why}, {count} in a row; {next}"));
+    }
+
+    /// When a channel will have been up for long enough to end its pair's row
+    /// of breaks.
+    fn row_ends(&self, channel: &Channel) -> Option<Instant> {
+        let [a, b] = &channel.sides;
+        self.breaks.ends((a.id, b.id), channel.up_since.filter(|_| channel.state() == "up")?)
+    }
+
+    /// Lets a pair ask for a channel again that had to wait.
+    fn reset(&mut self, a: &str, b: &str) -> Result<Value, Problem> {
+        let (a, b) = (self.find(a)?, self.find(b)?);
+        let pair = self.pair(a, b).filter(|_| a != b).ok_or_else(|| {
+            Problem::new("no-such-guest", "a pair are two guests").hint("see vmloop ls")
+        })?;
+        self.breaks.forget(pair);
+        self.back_off.remove(&pair);
+        self.tell_again(|id| id == pair.0 || id == pair.1);
+        Ok(Value::Null)
+    }
+
+    /// Sends guests their directories again: they ask again for what was refused.
+    fn tell_again(&mut self, whom: impl Fn(u64) -> bool) {
+        for guest in self.guests.values_mut().filter(|guest| whom(guest.machine.id)) {
+            guest.told = None;
+            self.dirty = true;
+        }
     }
 
     // ---- directories
@@ -2221,6 +2281,15 @@ impl Broker {
                 }
             }
         }
+        let steady: Vec<_> = self
+            .channels
+            .values()
+            .filter(|channel| self.row_ends(channel).is_some_and(|at| at <= now))
+            .map(|channel| (channel.sides[0].id, channel.sides[1].id))
+            .collect();
+        for pair in steady {
+            self.breaks.forget(pair);
+        }
         let mut silent = Vec::new();
         for (key, channel) in &mut self.channels {
             let speaks = |side: &ChannelSide| {
@@ -2260,6 +2329,9 @@ impl Broker {
                 self.note("policy-loaded", "", "", 0, &self.config.policy.display().to_string());
                 // The operator has looked at it: who had to wait may ask at once.
                 self.back_off.clear();
+                let ids: HashSet<u64> =
+                    self.breaks.forget_all().into_iter().flat_map(|(a, b)| [a, b]).collect();
+                self.tell_again(|id| ids.contains(&id));
                 if changed {
                     let ready = self.guests.iter().filter(|(_, guest)| guest.hello.is_some());
                     for key in ready.map(|(key, _)| *key) {
@@ -2392,6 +2464,7 @@ impl Broker {
                 self.close(channel, shm::VMLOOP_CLOSE_DETACH);
                 Ok(Value::Null)
             }),
+            Request::Reset { a, b } => self.reset(&a, &b),
             Request::Status => Ok(json!(self.status())),
             Request::List => Ok(json!(self.listing(None))),
             Request::Stats => {
@@ -2560,7 +2633,7 @@ impl Broker {
             })
             .collect();
         channels.sort_by(|a, b| (a.tag, &a.a.guest).cmp(&(b.tag, &b.a.guest)));
-        api::Listing { guests, channels }
+        api::Listing { guests, channels, broken: self.breaks.list(Instant::now()) }
     }
 }
 
@@ -2580,7 +2653,6 @@ mod tests {
     #[test]
     fn pairs_wait_as_long_as_their_channels_deserve() {
         assert_eq!(waits(Ending::Failed), [1, 2, 4, 8, 16, 32, 60, 60]);
-        assert_eq!(waits(Ending::Broken), [8, 16, 32, 60, 60, 60, 60, 60]);
         assert_eq!(waits(Ending::Short), [1, 2, 4, 4, 4, 4, 4, 4]);
         // One that works is not held responsible for those that did not.
         assert_eq!(BackOff::count(7, Ending::Short), 3);

@@ -35,6 +35,6 @@ macro_rules! counters {
 }
 
 counters! {
-    channels_opened channels_closed channels_failed wants refused malformed control_broken
+    channels_opened channels_closed channels_failed channels_broken wants refused malformed control_broken
     throttled guests_gone
 }

@@ -9,6 +9,7 @@
 //! `vmloop_abi` and `xen::nodes`, and limited in their tasks. See
 //! docs/agent.md.
 
+pub mod breaks;
 pub mod broker;
 pub mod channel;
 pub mod cli;

@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tracing::warn;
-use vmloop_api::{Listing, Request, Stats, Status};
+use vmloop_api::{Broken, Listing, Request, Stats, Status};
 
 use crate::broker::Event;
 use crate::server::ask;
@@ -139,6 +139,11 @@ pub fn render(status: &Status, listing: &Listing) -> String {
         ("channels_opened_total", "Channels plugged.", counters.channels_opened),
         ("channels_closed_total", "Channels unplugged.", counters.channels_closed),
         ("channels_failed_total", "Devices that could not be plugged.", counters.channels_failed),
+        (
+            "channels_broken_total",
+            "Channels that a guest said its peer broke.",
+            counters.channels_broken,
+        ),
         ("wants_total", "Requests for a channel.", counters.wants),
         ("refused_total", "Requests that were refused.", counters.refused),
         ("malformed_total", "Messages of guests that were ignored.", counters.malformed),
@@ -152,6 +157,30 @@ pub fn render(status: &Status, listing: &Listing) -> String {
     ] {
         family(name, "counter", help, &one(value));
     }
+
+    let pairs = |value: fn(&Broken) -> u64| -> Vec<_> {
+        let labels =
+            |one: &Broken| format!("{{guest=\"{}\",peer=\"{}\"}}", label(&one.a), label(&one.b));
+        listing.broken.iter().map(|one| (labels(one), value(one))).collect()
+    };
+    family(
+        "pair_breaks",
+        "gauge",
+        "Channels of two guests that broke in a row.",
+        &pairs(|one| one.breaks.into()),
+    );
+    family(
+        "pair_retry_seconds",
+        "gauge",
+        "Until two guests whose channel broke may have another.",
+        &pairs(|one| one.next_ms.div_ceil(1000)),
+    );
+    family(
+        "pair_needs_operator",
+        "gauge",
+        "Whether two guests get no channel before vmloop reset or a reload of the policy.",
+        &pairs(|one| one.operator.into()),
+    );
 
     type Of = fn(&Stats) -> u64;
     let of_side: [(&str, &str, Of); 8] = [
@@ -194,6 +223,13 @@ mod tests {
         };
         let listing = Listing {
             channels: vec![Channel { a: side("a\"b", 5), b: side("c", 7), ..Channel::default() }],
+            broken: vec![Broken {
+                a: "a".into(),
+                b: "c".into(),
+                breaks: 3,
+                next_ms: 3001,
+                ..Broken::default()
+            }],
             ..Listing::default()
         };
         let text = render(&Status { guests: 2, ..Status::default() }, &listing);
@@ -201,6 +237,9 @@ mod tests {
         assert!(
             text.contains("vmloop_channel_transmit_bytes_total{guest=\"a\\\"b\",peer=\"c\"} 5\n")
         );
+        assert!(text.contains("vmloop_pair_breaks{guest=\"a\",peer=\"c\"} 3\n"));
+        assert!(text.contains("vmloop_pair_retry_seconds{guest=\"a\",peer=\"c\"} 4\n"));
+        assert!(text.contains("vmloop_pair_needs_operator{guest=\"a\",peer=\"c\"} 0\n"));
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let (_, value) = line.rsplit_once(' ').expect("a value");
             value.parse::<u64>().expect("a number");

@@ -423,6 +423,90 @@ fn policy_and_network_close_channels() {
     });
 }
 
+/// Breaks the channel with this tag, says nothing more until it is gone, and
+/// wants another. Returns the refusal: reason and milliseconds.
+fn break_and_want(agent: &Agent, a: &mut Modules<'_>, b: &mut Modules<'_>, tag: u32) -> (u32, u32) {
+    a.state(tag, shm::VMLOOP_STATE_UP);
+    b.state(tag, shm::VMLOOP_STATE_UP);
+    wait("both to have it", || agent.list(Request::List).channels[0].state == "up");
+    a.state(tag, shm::VMLOOP_STATE_BROKEN);
+    wait("its end", || {
+        a.hear();
+        b.hear();
+        agent.channels() == 0 && a.directory[0].tag == 0
+    });
+    a.refused.clear();
+    let peer = a.directory[0];
+    a.want(&peer);
+    wait("a refusal", || {
+        a.hear();
+        !a.refused.is_empty()
+    });
+    (a.refused[0], a.retry_ms)
+}
+
+#[test]
+fn a_channel_that_breaks_is_tried_again() {
+    let (_directory, one, two, agent) = two_guests();
+    let (mut a, mut b) = meet(&agent, &one, &two);
+    let tag = link(&mut a, &mut b, &one, &two);
+    let broken = || agent.list(Request::List).broken;
+    assert!(broken().is_empty());
+
+    let (reason, retry_ms) = break_and_want(&agent, &mut a, &mut b, tag);
+    assert_eq!(reason, shm::VMLOOP_REFUSED_BROKEN);
+    assert!((1..=1000).contains(&retry_ms), "{retry_ms} ms");
+    let one_break = broken().remove(0);
+    assert_eq!((&*one_break.reason, one_break.breaks), ("reported by g1", 1));
+    assert!(one_break.next_ms <= 1000 && !one_break.operator);
+
+    // The peer is told the same, and gets the channel when the time is over.
+    let peer = b.directory[0];
+    b.want(&peer);
+    wait("a refusal", || {
+        b.hear();
+        !b.refused.is_empty()
+    });
+    assert_eq!(b.refused[0], shm::VMLOOP_REFUSED_BROKEN);
+    std::thread::sleep(std::time::Duration::from_millis(u64::from(b.retry_ms) + 5));
+    let tag = link(&mut a, &mut b, &one, &two);
+    assert_eq!(b.refused.len(), 1);
+
+    // Twice as long the second time.
+    let (reason, retry_ms) = break_and_want(&agent, &mut a, &mut b, tag);
+    assert_eq!(reason, shm::VMLOOP_REFUSED_BROKEN);
+    assert!((1001..=2000).contains(&retry_ms), "{retry_ms} ms");
+    assert_eq!(broken()[0].breaks, 2);
+
+    // An operator need not wait; both guests hear that they may ask again.
+    let heard = [a.generation, b.generation];
+    agent.ask(Request::Reset { a: "g2".into(), b: "g1".into() }).expect("reset");
+    wait("directories", || {
+        a.hear();
+        b.hear();
+        a.generation > heard[0] && b.generation > heard[1]
+    });
+    assert!(broken().is_empty());
+    let tag = link(&mut a, &mut b, &one, &two);
+    let (_, retry_ms) = break_and_want(&agent, &mut a, &mut b, tag);
+    assert!((1..=1000).contains(&retry_ms), "{retry_ms} ms");
+
+    // Neither need who reloads the policy.
+    let heard = [a.generation, b.generation];
+    agent.ask(Request::PolicyReload).expect("reloaded");
+    wait("directories", || {
+        a.hear();
+        b.hear();
+        a.generation > heard[0] && b.generation > heard[1]
+    });
+    assert!(broken().is_empty());
+    link(&mut a, &mut b, &one, &two);
+    for (a, b) in [("g1", "g1"), ("g1", "g3")] {
+        let request = Request::Reset { a: a.into(), b: b.into() };
+        assert_eq!(agent.ask(request).expect_err("no pair").code, "no-such-guest");
+    }
+}
+
 #[test]
 fn a_guest_that_is_turned_off_and_on() {
     let (_directory, one, two, agent) = two_guests();

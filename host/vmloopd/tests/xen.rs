@@ -672,7 +672,13 @@ fn a_peer_that_breaks_the_protocol() {
     let first = a.refused(2);
     a.want(2);
     wait("a refusal", || a.refused(2) != first);
-    assert_eq!(a.refused(2).map(|(reason, _)| reason), Some(shm::VMLOOP_REFUSED_BUSY));
+    assert_eq!(a.refused(2).map(|(reason, _)| reason), Some(shm::VMLOOP_REFUSED_BROKEN));
+    let told = a.told("refused/2").expect("a refusal");
+    let retry_ms: u32 = told.split(' ').nth(1).and_then(|ms| ms.parse().ok()).expect("a number");
+    assert!((1..=1000).contains(&retry_ms), "{retry_ms} ms");
+    assert_eq!(agent.list().broken[0].breaks, 1);
+    std::thread::sleep(std::time::Duration::from_millis(u64::from(retry_ms) + 5));
+    link(&agent, &mut a, &mut b);
 }
 
 #[test]

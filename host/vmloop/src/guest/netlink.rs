@@ -27,7 +27,7 @@ const PEER_ID: u16 = 1;
 const STATES: [&str; 9] =
     ["none", "requested", "opening", "up", "stalled", "closing", "refused", "failed", "broken"];
 /// Names of reasons, by number.
-const REASONS: [&str; 6] = ["", "policy", "gone", "slots", "failed", "busy"];
+const REASONS: [&str; 7] = ["", "policy", "gone", "slots", "failed", "busy", "broken"];
 /// Names of counters; their numbers begin at 1.
 pub const COUNTERS: [&str; 33] = [
     "tx-frames",
