@@ -163,8 +163,19 @@ pub struct Status {
     pub channels: usize,
     /// file of the policy
     pub policy: PathBuf,
+    /// which policy is in force: `file`, as it stands; `none`, the default one,
+    /// as there is no file and none was named; `last-good`, or `denied`, nobody
+    /// may talk: the file cannot be read
+    #[serde(default)]
+    pub policy_state: String,
+    /// since when, in seconds since the epoch
+    #[serde(default)]
+    pub policy_since: f64,
     /// why the file as it stands now is not in force; empty if it is
     pub policy_error: String,
+    /// why guests get no channels, where the agent or its host is at fault
+    #[serde(default)]
+    pub problems: Vec<String>,
     /// still reattaching to the guests of an earlier agent
     pub recovering: bool,
     /// what was counted since the agent started

@@ -11,7 +11,7 @@ use vmloop_api::{
 use vmloopd::policy;
 
 use crate::options::{Command, Options, Policy};
-use crate::table::{Table, bytes, dash, duration};
+use crate::table::{Table, bytes, dash, date, duration};
 use crate::top::{self, Row};
 
 /// Reads a policy, and says what is wrong with it.
@@ -21,8 +21,9 @@ use crate::top::{self, Row};
 pub fn check_policy(file: &Path) -> anyhow::Result<()> {
     let policy = policy::Policy::read(file)?;
     println!(
-        "{}: good (rings of {}, idle after {} ms)",
+        "{}: good: {} (rings of {}, idle after {} ms)",
         file.display(),
+        policy.summary(),
         bytes(policy.ring_size.into()),
         policy.idle_ms
     );
@@ -197,9 +198,9 @@ fn show_status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     writeln!(out, "host      {}", status.hypervisor)?;
     writeln!(out, "guests    {} ({} run the modules)", status.guests, status.guests_ready)?;
     writeln!(out, "channels  {} ({} up)", status.channels, status.channels_up)?;
-    writeln!(out, "policy    {}", status.policy.display())?;
-    if !status.policy_error.is_empty() {
-        writeln!(out, "          NOT in force as it stands now: {}", status.policy_error)?;
+    writeln!(out, "policy    {}", policy_line(status))?;
+    for problem in &status.problems {
+        writeln!(out, "PROBLEM   {problem}")?;
     }
     let counters = &status.counters;
     writeln!(
@@ -217,6 +218,23 @@ fn show_status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
         "guests gone {}; messages ignored {}, control devices replaced {}, throttled {}",
         counters.guests_gone, counters.malformed, counters.control_broken, counters.throttled
     )
+}
+
+/// Which policy is in force, and why.
+fn policy_line(status: &Status) -> String {
+    let (file, error) = (status.policy.display(), &status.policy_error);
+    match status.policy_state.as_str() {
+        "none" => {
+            format!("none, as there is no {file}: all guests on the same bridge and VLAN may talk")
+        }
+        "last-good" => {
+            format!("last good one of {} in force: {error}", date(status.policy_since))
+        }
+        "denied" => format!("NOBODY may talk, as none can be read: {error}"),
+        _ if error.is_empty() => file.to_string(),
+        // Of an older agent.
+        _ => format!("{file}, NOT in force as it stands now: {error}"),
+    }
 }
 
 fn show_listing(out: &mut dyn Write, listing: &Listing) -> io::Result<()> {

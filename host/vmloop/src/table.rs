@@ -90,9 +90,44 @@ pub fn dash(text: &str) -> String {
     if text.is_empty() { "-".into() } else { text.into() }
 }
 
+/// A time in seconds since the epoch, as `2026-11-24 23:05:01 UTC`.
+pub fn date(time: f64) -> String {
+    let seconds = time.max(0.0) as i64;
+    let (days, rest) = (seconds / 86400, seconds % 86400);
+    // The days of 400 years, counted from a 1st of March, repeat.
+    let shifted = days + 719_468;
+    let (era, day) = (shifted / 146_097, shifted % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let of_month = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = era * 400 + year + i64::from(month <= 2);
+    format!(
+        "{year:04}-{month:02}-{of_month:02} {:02}:{:02}:{:02} UTC",
+        rest / 3600,
+        rest / 60 % 60,
+        rest % 60
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn dates() {
+        for (time, text) in [
+            (0.0, "1970-01-01 00:00:00 UTC"),
+            (951_782_399.9, "2000-02-28 23:59:59 UTC"),
+            (951_782_400.0, "2000-02-29 00:00:00 UTC"),
+            (1_735_689_599.0, "2024-12-31 23:59:59 UTC"),
+            (1_795_562_642.0, "2026-11-24 23:24:02 UTC"),
+            (4_107_542_400.0, "2100-03-01 00:00:00 UTC"),
+        ] {
+            assert_eq!(date(time), text);
+        }
+    }
 
     #[test]
     fn numbers() {

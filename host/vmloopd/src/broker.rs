@@ -23,9 +23,10 @@ use crate::counters::Counters;
 use crate::directory::{Member, View, free_tag, routed_number};
 use crate::guest;
 use crate::hypervisor::{Bucket, Command, Connected, Directory, Found, Handle, Key, Machine, Nic};
+use crate::in_force::{InForce, Source, State};
 use crate::links::{Links, Port};
 use crate::machine::{Moving, Taps, format_mac};
-use crate::policy::{Policy, Who};
+use crate::policy::Who;
 use crate::state::{self, Saved};
 use crate::xen::{self, Domain};
 
@@ -371,8 +372,8 @@ struct Collecting {
 
 /// What the broker is made of.
 pub struct Config {
-    /// file of the policy
-    pub policy: PathBuf,
+    /// where the policy is
+    pub policy: Source,
     /// file of the soft state
     pub state: PathBuf,
     /// how to find the taps of a process
@@ -405,8 +406,7 @@ pub struct Broker {
     agent: u64,
     /// tag that was given last
     last_tag: u32,
-    policy: Policy,
-    policy_error: String,
+    policy: InForce,
     links: Links,
     have_links: bool,
     /// What the host's routing said, until it changes.
@@ -443,6 +443,34 @@ pub struct Broker {
 
 fn hex(id: u64) -> String {
     format!("{id:016x}")
+}
+
+fn seconds(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+/// Says in the log which policy is in force.
+fn say_policy(policy: &InForce) {
+    let file = policy.source().path.display();
+    match policy.state() {
+        State::File => info!(%file, "policy: {}", policy.summary()),
+        State::None => info!(%file, "policy: there is none; {}", policy.summary()),
+        State::LastGood => {
+            error!(error = policy.error(), "policy: the last good one stays in force");
+        }
+        State::Denied => {
+            error!(error = policy.error(), "policy: nobody may talk before a good one is there");
+        }
+    }
+}
+
+/// Says in the log why it is not known which interfaces of the host a guest has.
+fn say_unknown(name: &str, machine: &Machine) {
+    let mut whys: Vec<_> = machine.nics.iter().filter_map(|nic| nic.unknown.as_ref()).collect();
+    whys.dedup();
+    for why in whys {
+        error!(guest = name, "no channels: {why}");
+    }
 }
 
 fn close_reason(reason: u32) -> &'static str {
@@ -542,12 +570,13 @@ impl Broker {
     /// A broker, and where to send events.
     ///
     /// # Errors
-    /// A policy that cannot be used.
+    /// Those of getrandom(2).
     pub fn new(
         config: Config,
         counters: Arc<Counters>,
     ) -> anyhow::Result<(Self, mpsc::Sender<Event>, mpsc::Receiver<Event>)> {
-        let policy = Policy::read_or_default(&config.policy)?;
+        let policy = InForce::start(config.policy.clone());
+        say_policy(&policy);
         let (events, inbox) = mpsc::channel(1024);
         let mut number = [0; 8];
         rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())?;
@@ -563,7 +592,6 @@ impl Broker {
             agent,
             last_tag,
             policy,
-            policy_error: String::new(),
             links: Links::default(),
             have_links: false,
             routes: HashMap::new(),
@@ -636,10 +664,9 @@ impl Broker {
 
     fn note(&self, event: &str, guest: &str, peer: &str, tag: u32, detail: &str) {
         info!(event, guest, peer, tag, detail);
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // Fails only if nobody listens.
         let _ = self.log.send(api::Event {
-            time: time.as_secs_f64(),
+            time: seconds(SystemTime::now()),
             event: event.into(),
             guest: guest.into(),
             peer: peer.into(),
@@ -964,6 +991,7 @@ impl Broker {
                 self.remove_orphan(key, &guest, &found);
             }
         }
+        say_unknown(&guest.name, &guest.machine);
         self.guests.insert(key, guest);
         self.order.push(key);
     }
@@ -2320,13 +2348,13 @@ impl Broker {
     }
 
     fn reload(&mut self) -> Result<(), Problem> {
-        match Policy::read_or_default(&self.config.policy) {
-            Ok(policy) => {
-                let changed = policy.idle_ms != self.policy.idle_ms
-                    || policy.ring_size != self.policy.ring_size;
-                self.policy = policy;
-                self.policy_error.clear();
-                self.note("policy-loaded", "", "", 0, &self.config.policy.display().to_string());
+        let before = (self.policy.idle_ms, self.policy.ring_size);
+        match self.policy.reload() {
+            Ok(()) => {
+                let changed = before != (self.policy.idle_ms, self.policy.ring_size);
+                let file = self.policy.source().path.display().to_string();
+                self.note("policy-loaded", "", "", 0, &file);
+                say_policy(&self.policy);
                 // The operator has looked at it: who had to wait may ask at once.
                 self.back_off.clear();
                 let ids: HashSet<u64> =
@@ -2342,11 +2370,14 @@ impl Broker {
                 Ok(())
             }
             Err(error) => {
-                self.policy_error = error.to_string();
-                error!(%error, "policy; the one before stays in force");
-                Err(Problem::new("policy", error.to_string()).hint(
-                    "the policy before stays in force; try the file with: vmloop policy check FILE",
-                ))
+                say_policy(&self.policy);
+                let stays = match self.policy.state() {
+                    State::Denied => "nobody may talk before a good one is there",
+                    _ => "the last good policy stays in force",
+                };
+                self.note("policy-refused", "", "", 0, &format!("{error}; {stays}"));
+                Err(Problem::new("policy", error.to_string())
+                    .hint(format!("{stays}; try the file with: vmloop policy check FILE")))
             }
         }
     }
@@ -2379,6 +2410,7 @@ impl Broker {
                     && guest.machine.nics != nics
                 {
                     guest.machine.nics = nics;
+                    say_unknown(&guest.name, &guest.machine);
                     self.dirty = true;
                 }
             }
@@ -2513,11 +2545,29 @@ impl Broker {
             guests_ready: self.guests.values().filter(|guest| guest.hello.is_some()).count(),
             channels_up: self.channels.values().filter(|channel| channel.state() == "up").count(),
             channels: self.channels.len(),
-            policy: self.config.policy.clone(),
-            policy_error: self.policy_error.clone(),
+            policy: self.policy.source().path.clone(),
+            policy_state: self.policy.state().name().into(),
+            policy_since: seconds(self.policy.since()),
+            policy_error: self.policy.error().into(),
+            problems: self.problems(),
             recovering: self.recovering.is_some(),
             counters: self.counters.get(),
         }
+    }
+
+    /// What keeps guests from channels, and is no fault of theirs.
+    fn problems(&self) -> Vec<String> {
+        let mut problems: Vec<String> = self
+            .guests
+            .values()
+            .flat_map(|guest| guest.machine.nics.iter().map(move |nic| (guest, nic)))
+            .filter_map(|(guest, nic)| Some((guest, nic.unknown.as_ref()?)))
+            .filter(|(_, why)| why.is_a_fault())
+            .map(|(guest, why)| format!("{} gets no channels: {why}", guest.name))
+            .collect();
+        problems.sort_unstable();
+        problems.dedup();
+        problems
     }
 
     fn describe(&self, guest: &Guest) -> api::Guest {
@@ -2566,7 +2616,9 @@ impl Broker {
                                 shown.bridge = port.bridge_name;
                             }
                         }
-                        Err(why) => shown.blocked = why,
+                        Err(why) => {
+                            shown.blocked = nic.unknown.as_ref().map_or(why, ToString::to_string);
+                        }
                     }
                     shown
                 })

@@ -15,7 +15,6 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::broker::{self, Broker, Event};
 use crate::config::{Config, GuestConfig};
 use crate::counters::Counters;
-use crate::policy::Policy;
 use crate::xen::store::Store;
 use crate::{links, machine, metrics, routes, server, watch, xen};
 
@@ -90,7 +89,7 @@ impl Options {
             config.socket.clone_from(socket);
         }
         if let Some(policy) = &self.policy {
-            config.policy.clone_from(policy);
+            config.policy = Some(policy.clone());
         }
         if let Some(directory) = &self.state_dir {
             config.state_dir.clone_from(directory);
@@ -136,8 +135,6 @@ fn private_directory(path: &std::path::Path) -> anyhow::Result<()> {
 }
 
 async fn main(config: Config, hypervisor: Hypervisor) -> anyhow::Result<()> {
-    // Before there is anything to leave behind.
-    Policy::read_or_default(&config.policy)?;
     private_directory(&config.state_dir)?;
     if let Some(parent) = config.socket.parent() {
         private_directory(parent)?;
@@ -164,7 +161,7 @@ async fn main(config: Config, hypervisor: Hypervisor) -> anyhow::Result<()> {
     let counters = Arc::new(Counters::default());
     let (broker, events, inbox) = Broker::new(
         broker::Config {
-            policy: config.policy.clone(),
+            policy: config.policy_source(),
             state: config.state_dir.join("guests.json"),
             taps: machine::taps,
             route: routes::interface_to,

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::in_force::Source;
+
 /// A guest to attach to whenever it is there.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -16,6 +18,9 @@ pub struct GuestConfig {
     pub name: Option<String>,
 }
 
+/// Where the policy is unless somebody says otherwise.
+pub const POLICY: &str = "/etc/vmloop/policy.toml";
+
 /// The file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -24,8 +29,8 @@ pub struct Config {
     pub socket: PathBuf,
     /// where the soft state lies
     pub state_dir: PathBuf,
-    /// the policy
-    pub policy: PathBuf,
+    /// the policy; [`POLICY`], where there need be none, if absent
+    pub policy: Option<PathBuf>,
     /// where Prometheus finds metrics: `127.0.0.1:PORT`, `[::1]:PORT` or
     /// `unix:PATH`; nowhere if absent
     pub metrics: Option<String>,
@@ -44,7 +49,7 @@ impl Default for Config {
         Self {
             socket: vmloop_api::SOCKET.into(),
             state_dir: "/run/vmloop".into(),
-            policy: "/etc/vmloop/policy.toml".into(),
+            policy: None,
             metrics: None,
             watch: Vec::new(),
             guest: Vec::new(),
@@ -63,6 +68,14 @@ impl Config {
         let text =
             std::fs::read_to_string(path).map_err(|error| anyhow::anyhow!("{file}: {error}"))?;
         Self::parse(&text).map_err(|(line, what)| anyhow::anyhow!("{file}:{line}: {what}"))
+    }
+
+    /// Where the policy is, and whether it must be there.
+    pub fn policy_source(&self) -> Source {
+        match &self.policy {
+            Some(path) => Source::named(path),
+            None => Source::default_path(POLICY),
+        }
     }
 
     fn parse(text: &str) -> Result<Self, (usize, String)> {
@@ -102,6 +115,9 @@ mod tests {
         )
         .expect("a configuration");
         assert_eq!(config.guest.len(), 1);
+        assert_eq!(config.policy_source(), Source::default_path(POLICY));
+        let named = Config::parse("policy = '/etc/vmloop/policy.toml'").expect("a configuration");
+        assert_eq!(named.policy_source(), Source::named(POLICY));
         assert!(Config::parse("\nwatch = ['x/*']").is_err_and(|(line, _)| line == 2));
         assert!(Config::parse("\n\nwach = []").is_err_and(|(line, _)| line == 3));
         assert_eq!(Config::parse("prepared_s = 5").expect("a configuration").prepared_s, 5);

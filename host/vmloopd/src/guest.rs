@@ -378,9 +378,12 @@ async fn discard(slots: &Slots, control: Option<ReadyControl>) {
 
 /// Readable when the process ends.
 fn pidfd(pid: u32) -> Option<AsyncFd<OwnedFd>> {
-    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
-    let fd = pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
-    readable(fd).ok()
+    let raw = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    let opened = pidfd_open(raw, PidfdFlags::NONBLOCK).map_err(io::Error::from);
+    opened
+        .and_then(readable)
+        .inspect_err(|error| warn!(pid, %error, "only QMP will tell when this QEMU ends"))
+        .ok()
 }
 
 struct Serving {

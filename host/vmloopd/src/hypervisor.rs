@@ -15,7 +15,7 @@ use vmloop_abi::message::{AgentMessage, DirectoryEntry};
 use vmloop_api::Problem;
 
 use crate::device::{Plugged, Slots};
-use crate::machine::{channel_chardev, channel_device};
+use crate::machine::{NoTaps, channel_chardev, channel_device};
 use crate::xen;
 
 /// Names an attachment: a number that is never used again, so that what a
@@ -33,6 +33,8 @@ pub struct Nic {
     pub mac: [u8; 6],
     /// host interface behind it; empty if it has none
     pub tap: String,
+    /// why that is not known, if it is not; QEMU only
+    pub unknown: Option<NoTaps>,
 }
 
 /// A channel that an earlier agent made.

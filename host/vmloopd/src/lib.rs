@@ -19,6 +19,8 @@ pub mod device;
 pub mod directory;
 pub mod guest;
 pub mod hypervisor;
+pub mod in_force;
+pub mod limits;
 pub mod links;
 pub mod machine;
 pub mod metrics;

@@ -257,8 +257,12 @@ pub async fn nics(qmp: &Qmp, taps: Taps) -> Result<Vec<Nic>, qmp::Error> {
             let Some(mac) = parse_mac(&qmp.get_text(&path, "mac").await?) else { continue };
             let netdev = qmp.get_text(&path, "netdev").await?;
             let backend = backends.iter().find(|backend| backend.name == netdev);
-            let tap = backend.and_then(|backend| backend.interface(&taps));
-            nics.push(Nic { mac, tap: tap.unwrap_or_default() });
+            let (tap, unknown) = match (&taps, backend) {
+                (Ok(taps), Some(backend)) => (backend.interface(taps), None),
+                (Err(why), Some(backend)) if backend.kind == "tap" => (None, Some(why.clone())),
+                _ => (None, None),
+            };
+            nics.push(Nic { mac, tap: tap.unwrap_or_default(), unknown });
         }
     }
     Ok(nics)
@@ -382,21 +386,67 @@ impl Backend {
 }
 
 /// Taps that a process has open: descriptors and names.
-pub type Taps = Vec<(u32, String)>;
+pub type Taps = Result<Vec<(u32, String)>, NoTaps>;
 
-/// Looks for the taps of a process; none if it lives in another network
-/// namespace, whose interfaces have names of their own.
-pub fn taps(pid: u32) -> Taps {
-    if !same_namespace(pid) {
-        return Vec::new();
+/// Why the taps of a process are not known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoTaps {
+    /// It has interfaces with names of their own.
+    #[error("its QEMU (process {0}) is in another network namespace than the agent")]
+    Elsewhere(u32),
+    /// The agent may not look at it.
+    #[error(
+        "the agent may not look at its QEMU ({0}: {1}): it lacks CAP_SYS_PTRACE; start it by the \
+         packaged unit, and see systemctl cat vmloopd"
+    )]
+    Forbidden(String, String),
+    /// Something else is wrong.
+    #[error("the agent cannot look at its QEMU ({0}: {1})")]
+    Unreadable(String, String),
+}
+
+impl NoTaps {
+    fn new(path: &str, error: &io::Error) -> Self {
+        let (path, text) = (path.to_owned(), error.to_string());
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => Self::Forbidden(path, text),
+            _ => Self::Unreadable(path, text),
+        }
     }
-    let entries = fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| {
-            let name = parse_fdinfo(&fs::read_to_string(entry.path()).ok()?)?;
-            Some((entry.file_name().to_str()?.parse().ok()?, name))
-        })
-        .collect()
+
+    /// Whether the agent or its host is at fault, and not how the guest is set up.
+    pub fn is_a_fault(&self) -> bool {
+        !matches!(self, Self::Elsewhere(_))
+    }
+}
+
+/// Looks for the taps of a process.
+///
+/// # Errors
+/// [`NoTaps`], also if it lives in another network namespace.
+pub fn taps(pid: u32) -> Taps {
+    let namespace = |whose: &str| {
+        let path = format!("/proc/{whose}/ns/net");
+        fs::read_link(&path).map_err(|error| NoTaps::new(&path, &error))
+    };
+    if namespace("self")? != namespace(&pid.to_string())? {
+        return Err(NoTaps::Elsewhere(pid));
+    }
+    let path = format!("/proc/{pid}/fdinfo");
+    let failed = |error| NoTaps::new(&path, &error);
+    let mut taps = Vec::new();
+    for entry in fs::read_dir(&path).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let info = match fs::read_to_string(entry.path()) {
+            Ok(info) => info,
+            // It was closed meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(failed(error)),
+        };
+        let fd = entry.file_name().to_str().and_then(|fd| fd.parse().ok());
+        taps.extend(fd.zip(parse_fdinfo(&info)));
+    }
+    Ok(taps)
 }
 
 /// The `iff:` line of a tap's fdinfo.
@@ -429,13 +479,6 @@ fn parse_info_network(text: &str) -> Vec<Backend> {
         });
     }
     backends
-}
-
-/// Whether a process lives in our network namespace.
-fn same_namespace(pid: u32) -> bool {
-    let ours = fs::read_link("/proc/self/ns/net");
-    let theirs = fs::read_link(format!("/proc/{pid}/ns/net"));
-    matches!((ours, theirs), (Ok(ours), Ok(theirs)) if ours == theirs)
 }
 
 /// What an error says, with QEMU's words, when a device cannot be plugged.
@@ -625,6 +668,18 @@ mod tests {
         assert_eq!(backend(None, None).interface(&taps[..2]).as_deref(), Some("tap0"));
         let user = Backend { kind: "user".into(), ..backend(None, None) };
         assert_eq!(user.interface(&taps[..1]), None);
+    }
+
+    #[test]
+    fn taps_that_cannot_be_looked_for() {
+        assert_eq!(taps(std::process::id()), Ok(Vec::new()));
+        let Err(gone) = taps(u32::MAX) else { panic!("no such process") };
+        assert!(matches!(gone, NoTaps::Unreadable(..)) && gone.is_a_fault(), "{gone}");
+        let error = io::ErrorKind::PermissionDenied.into();
+        let forbidden = NoTaps::new("/proc/7/ns/net", &error).to_string();
+        assert!(forbidden.contains("/proc/7/ns/net: permission denied"), "{forbidden}");
+        assert!(forbidden.contains("CAP_SYS_PTRACE"), "{forbidden}");
+        assert!(!NoTaps::Elsewhere(7).is_a_fault());
     }
 
     #[test]

@@ -135,6 +135,23 @@ pub fn render(status: &Status, listing: &Listing) -> String {
         "Whether the policy file is in force as it stands.",
         &one(u64::from(status.policy_error.is_empty())),
     );
+    let states: Vec<_> = ["file", "none", "last-good", "denied"]
+        .iter()
+        .map(|state| (format!("{{state=\"{state}\"}}"), u64::from(status.policy_state == *state)))
+        .collect();
+    family("policy_state", "gauge", "Which policy is in force.", &states);
+    family(
+        "policy_since_seconds",
+        "gauge",
+        "When the policy in force was read, since the epoch.",
+        &one(status.policy_since as u64),
+    );
+    family(
+        "problems",
+        "gauge",
+        "What keeps guests from channels, and is no fault of theirs.",
+        &one(status.problems.len() as u64),
+    );
     for (name, help, value) in [
         ("channels_opened_total", "Channels plugged.", counters.channels_opened),
         ("channels_closed_total", "Channels unplugged.", counters.channels_closed),

@@ -77,9 +77,76 @@ impl Prefix {
     }
 }
 
-/// A name or UUID, in which `*` stands for any characters and `?` for one.
+/// Text in which `*` stands for any characters and `?` for one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern(String);
+
+/// Which guests a rule is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Guests {
+    /// Those with such a name: `web*`, `name:web*`.
+    Named(Pattern),
+    /// Those with such a UUID: `uuid:b7a9bf05-*`.
+    WithUuid(Pattern),
+}
+
+/// Whether text can be nothing but a UUID, or the beginning of one.
+fn is_like_uuid(text: &str) -> bool {
+    let hex = |byte: &u8| byte.is_ascii_hexdigit() || *byte == b'?';
+    let bytes = text.as_bytes();
+    bytes.len() > 8
+        && bytes[..8].iter().all(hex)
+        && bytes[8] == b'-'
+        && bytes[9..].iter().all(|byte| hex(byte) || matches!(byte, b'-' | b'*'))
+}
+
+impl FromStr for Guests {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(uuid) = text.strip_prefix("uuid:") {
+            let uuid = uuid.to_ascii_lowercase();
+            let known = |byte: u8| byte.is_ascii_hexdigit() || b"-*?".contains(&byte);
+            let whole = uuid.len() == 36
+                && uuid
+                    .bytes()
+                    .enumerate()
+                    .all(|(at, byte)| (byte == b'-') == matches!(at, 8 | 13 | 18 | 23));
+            if uuid.is_empty() || !uuid.bytes().all(known) || !(whole || uuid.contains('*')) {
+                return Err(format!(
+                    "{text:?} is no UUID; write \"uuid:\" and 36 characters, of which a * stands for any"
+                ));
+            }
+            return Ok(Self::WithUuid(Pattern(uuid)));
+        }
+        if let Some(name) = text.strip_prefix("name:") {
+            return Ok(Self::Named(Pattern::new(name)));
+        }
+        if is_like_uuid(text) {
+            return Err(format!(
+                "{text:?} could be a UUID or a name, and names do not stand for UUIDs; write \"uuid:{text}\" or \"name:{text}\""
+            ));
+        }
+        Ok(Self::Named(Pattern::new(text)))
+    }
+}
+
+impl Guests {
+    fn has(&self, who: Who<'_>) -> bool {
+        match self {
+            Self::Named(pattern) => pattern.matches(who.name),
+            Self::WithUuid(pattern) => !who.uuid.is_empty() && pattern.matches(who.uuid),
+        }
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(Self::new(text))
+    }
+}
 
 impl Pattern {
     /// From text.
@@ -119,12 +186,12 @@ fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
 #[derive(Clone, Debug)]
 struct Group {
     name: String,
-    members: Vec<Pattern>,
+    members: Vec<Guests>,
 }
 
 #[derive(Clone, Debug)]
 struct GuestRule {
-    matches: Pattern,
+    matches: Guests,
     allow_ips: Option<Vec<Prefix>>,
 }
 
@@ -132,7 +199,7 @@ struct GuestRule {
 #[derive(Clone, Debug)]
 struct Routed {
     name: String,
-    members: Vec<Pattern>,
+    members: Vec<Guests>,
     /// bridges, or interfaces of guests that are in none; None for all
     interfaces: Option<Vec<Pattern>>,
     allow_ips: Vec<Prefix>,
@@ -181,14 +248,6 @@ pub struct Who<'a> {
     pub uuid: &'a str,
 }
 
-impl Pattern {
-    fn is(&self, who: Who<'_>) -> bool {
-        self.matches(who.name)
-            || (!who.uuid.is_empty()
-                && wildcard(self.0.to_ascii_lowercase().as_bytes(), who.uuid.as_bytes()))
-    }
-}
-
 /// Why a policy cannot be used; names the file and the line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid(String);
@@ -200,6 +259,13 @@ impl fmt::Display for Invalid {
 }
 
 impl std::error::Error for Invalid {}
+
+impl Invalid {
+    /// There is no file any more.
+    pub fn missing(path: &Path) -> Self {
+        Self(format!("{}: it is not there any more", path.display()))
+    }
+}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -221,15 +287,15 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct FileGroup {
     name: Spanned<String>,
-    members: Spanned<Vec<String>>,
+    members: Spanned<Vec<Spanned<String>>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileRouted {
     name: Spanned<String>,
-    members: Spanned<Vec<String>>,
-    interfaces: Option<Spanned<Vec<String>>>,
+    members: Spanned<Vec<Spanned<String>>>,
+    interfaces: Option<Spanned<Vec<Spanned<String>>>>,
     allow_ips: Spanned<Vec<Spanned<String>>>,
 }
 
@@ -237,7 +303,7 @@ struct FileRouted {
 #[serde(deny_unknown_fields)]
 struct FileGuest {
     #[serde(rename = "match")]
-    matches: String,
+    matches: Spanned<String>,
     allow_ips: Option<Vec<Spanned<String>>>,
 }
 
@@ -277,23 +343,31 @@ impl<'de> Deserialize<'de> for Size {
 /// Makes an error of a place in the file and of what is wrong there.
 type At<'a> = &'a dyn Fn(std::ops::Range<usize>, String) -> Invalid;
 
-/// Patterns of a list that must not be empty; `what` it is a list of.
-fn patterns(list: Spanned<Vec<String>>, what: &str, at: At<'_>) -> Result<Vec<Pattern>, Invalid> {
+/// Reads each entry of a list.
+fn all<T: FromStr<Err = String>>(
+    list: Vec<Spanned<String>>,
+    at: At<'_>,
+) -> Result<Vec<T>, Invalid> {
+    list.into_iter().map(|entry| one(entry, at)).collect()
+}
+
+fn one<T: FromStr<Err = String>>(entry: Spanned<String>, at: At<'_>) -> Result<T, Invalid> {
+    let span = entry.span();
+    entry.into_inner().parse().map_err(|what| at(span, what))
+}
+
+/// Reads each entry of a list that must not be empty; `what` says that it is.
+fn some<T: FromStr<Err = String>>(
+    list: Spanned<Vec<Spanned<String>>>,
+    what: &str,
+    at: At<'_>,
+) -> Result<Vec<T>, Invalid> {
     let span = list.span();
-    let list: Vec<_> = list.into_inner().iter().map(|text| Pattern::new(text)).collect();
+    let list = all(list.into_inner(), at)?;
     if list.is_empty() {
         return Err(at(span, format!("{what}; add some or remove it")));
     }
     Ok(list)
-}
-
-fn prefixes(list: Vec<Spanned<String>>, at: At<'_>) -> Result<Vec<Prefix>, Invalid> {
-    list.into_iter()
-        .map(|entry| {
-            let span = entry.span();
-            entry.into_inner().parse().map_err(|what| at(span, what))
-        })
-        .collect()
 }
 
 impl Routed {
@@ -306,13 +380,13 @@ impl Routed {
                 format!("there are two [[routed]] {name:?}; give one another name"),
             ));
         }
-        let members = patterns(raw.members, &format!("[[routed]] {name:?} has no members"), at)?;
+        let members = some(raw.members, &format!("[[routed]] {name:?} has no members"), at)?;
         let interfaces = raw
             .interfaces
-            .map(|list| patterns(list, &format!("[[routed]] {name:?} has no interfaces"), at))
+            .map(|list| some(list, &format!("[[routed]] {name:?} has no interfaces"), at))
             .transpose()?;
         let ips_at = raw.allow_ips.span();
-        let allow_ips = prefixes(raw.allow_ips.into_inner(), at)?;
+        let allow_ips = all(raw.allow_ips.into_inner(), at)?;
         if allow_ips.is_empty() {
             return Err(at(
                 ips_at,
@@ -375,7 +449,7 @@ impl Policy {
                     format!("there are two groups {name:?}; merge their members"),
                 ));
             }
-            let members = patterns(group.members, &format!("group {name:?} has no members"), &at)?;
+            let members = some(group.members, &format!("group {name:?} has no members"), &at)?;
             groups.push(Group { name, members });
         }
         let mut routed = Vec::new();
@@ -384,8 +458,8 @@ impl Policy {
         }
         let mut guests = Vec::new();
         for guest in raw.guest {
-            let allow_ips = guest.allow_ips.map(|list| prefixes(list, &at)).transpose()?;
-            guests.push(GuestRule { matches: Pattern::new(&guest.matches), allow_ips });
+            let allow_ips = guest.allow_ips.map(|list| all(list, &at)).transpose()?;
+            guests.push(GuestRule { matches: one(guest.matches, &at)?, allow_ips });
         }
         Ok(Self {
             default: raw.default,
@@ -399,27 +473,47 @@ impl Policy {
         })
     }
 
-    /// Reads a policy file.
+    /// Reads a policy file. One that is empty, or whose last line has no end,
+    /// is taken for one that is being written.
     ///
     /// # Errors
     /// [`Invalid`], also if the file cannot be read.
     pub fn read(path: &Path) -> Result<Self, Invalid> {
         let name = path.display().to_string();
-        match std::fs::read_to_string(path) {
-            Ok(text) => Self::parse(&text, &name),
-            Err(error) => Err(Invalid(format!("{name}: {error}"))),
+        let text =
+            std::fs::read_to_string(path).map_err(|error| Invalid(format!("{name}: {error}")))?;
+        if text.trim().is_empty() {
+            return Err(Invalid(format!(
+                "{name}: it is empty, as one that is being written; to let all talk on the same bridge, write: default = \"same-bridge\""
+            )));
+        }
+        let policy = Self::parse(&text, &name)?;
+        if !text.ends_with('\n') {
+            let line = text.lines().count();
+            return Err(Invalid(format!(
+                "{name}:{line}: the last line has no end, as in a file that is being written; end it with a newline"
+            )));
+        }
+        Ok(policy)
+    }
+
+    /// A policy by which nobody may talk.
+    pub fn deny() -> Self {
+        Self {
+            default: Fallback::Deny,
+            text: "# no policy could be read: nobody may talk\n".into(),
+            ..Self::default()
         }
     }
 
-    /// As [`Policy::read`]; where there is no file, the default policy.
-    ///
-    /// # Errors
-    /// As [`Policy::read`].
-    pub fn read_or_default(path: &Path) -> Result<Self, Invalid> {
-        if path.try_exists().is_ok_and(|exists| !exists) {
-            return Ok(Self::default());
+    /// What it is about, in a few words.
+    pub fn summary(&self) -> String {
+        match (self.groups.len(), self.default) {
+            (0, Fallback::SameBridge) => "all guests on the same bridge and VLAN may talk".into(),
+            (0, Fallback::Deny) => "nobody may talk".into(),
+            (1, _) => "members of one group may talk".into(),
+            (groups, _) => format!("members of a common one of {groups} groups may talk"),
         }
-        Self::read(path)
     }
 
     /// Whether two guests may talk, if the network lets them.
@@ -427,7 +521,7 @@ impl Policy {
         if self.groups.is_empty() {
             return self.default == Fallback::SameBridge;
         }
-        let member = |group: &Group, who| group.members.iter().any(|member| member.is(who));
+        let member = |group: &Group, who| group.members.iter().any(|member| member.has(who));
         self.groups.iter().any(|group| member(group, a) && member(group, b))
     }
 
@@ -436,7 +530,7 @@ impl Policy {
     pub fn allows_ip(&self, who: Who<'_>, ip: IpAddr) -> bool {
         self.guests
             .iter()
-            .filter(|rule| rule.matches.is(who))
+            .filter(|rule| rule.matches.has(who))
             .find_map(|rule| rule.allow_ips.as_ref())
             .is_none_or(|list| list.iter().any(|prefix| prefix.contains(ip)))
     }
@@ -451,7 +545,7 @@ impl Policy {
     /// routed if it is the same.
     pub fn routed(&self, who: Who<'_>, places: &[&str]) -> Option<usize> {
         self.routed.iter().position(|routed| {
-            routed.members.iter().any(|member| member.is(who))
+            routed.members.iter().any(|member| member.has(who))
                 && routed.interfaces.as_ref().is_none_or(|list| {
                     list.iter().any(|one| places.iter().any(|place| one.matches(place)))
                 })
@@ -493,7 +587,7 @@ mod tests {
     #[test]
     fn groups() {
         let policy = parse(
-            "[[group]]\nname = 'web'\nmembers = ['web*', 'B7A9BF05-*']\n\
+            "[[group]]\nname = 'web'\nmembers = ['web*', 'uuid:B7A9BF05-*']\n\
              [[group]]\nname = 'db'\nmembers = ['web1', 'db?']\n",
         )
         .expect("a policy");
@@ -504,6 +598,41 @@ mod tests {
         assert!(!policy.allows(who("x"), who("y")));
         let by_uuid = Who { name: "x", uuid: "b7a9bf05-b0c5-4e0e-9a3a-6d4a2dbf6c01" };
         assert!(policy.allows(by_uuid, who("web9")));
+    }
+
+    #[test]
+    fn names_do_not_stand_for_uuids() {
+        // A stranger whose UUID begins like a name.
+        let stranger = Who { name: "x", uuid: "db000000-b0c5-4e0e-9a3a-6d4a2dbf6c01" };
+        for (members, admits) in [
+            ("'db*'", false),
+            ("'name:db*'", false),
+            ("'*0*'", false),
+            ("'uuid:db*'", true),
+            ("'uuid:DB000000-b0c5-4e0e-9a3a-6d4a2dbf6c01'", true),
+            ("'uuid:db000000-b0c5-4e0e-9a3a-6d4a2dbf6c02'", false),
+        ] {
+            let policy = parse(&format!("[[group]]\nname = 'g'\nmembers = [{members}, 'db1']\n"))
+                .expect(members);
+            assert_eq!(policy.allows(stranger, who("db1")), admits, "{members}");
+            let rule = format!("[[guest]]\nmatch = {members}\nallow_ips = ['10.1.0.0/16']\n");
+            let restricts = !parse(&rule)
+                .expect(members)
+                .allows_ip(stranger, "10.2.0.1".parse().expect("an address"));
+            assert_eq!(restricts, admits, "{members}");
+            let routed = format!(
+                "[[routed]]\nname = 'r'\nmembers = [{members}]\nallow_ips = ['10.1.0.0/16']\n"
+            );
+            let is_routed = parse(&routed).expect(members).routed(stranger, &["br1"]).is_some();
+            assert_eq!(is_routed, admits, "{members}");
+        }
+        // Nor UUIDs for names.
+        let named = Who { name: "db000000", uuid: "" };
+        let policy = parse("[[group]]\nname = 'g'\nmembers = ['uuid:db*', 'a']\n").expect("one");
+        assert!(!policy.allows(named, who("a")));
+        // A name that begins like a kind is written with its own.
+        let policy = parse("[[group]]\nname = 'g'\nmembers = ['name:uuid:x', 'a']\n").expect("one");
+        assert!(policy.allows(who("uuid:x"), who("a")));
     }
 
     #[test]
@@ -589,6 +718,15 @@ mod tests {
                 "[[routed]]\nname='x'\nmembers=['a']\nallow_ips=['::/0']\n[[routed]]\nname='x'\nmembers=['a']\nallow_ips=['::/0']",
                 "p:6: there are two [[routed]] \"x\"",
             ),
+            // As earlier versions took UUIDs.
+            (
+                "[[group]]\nname='x'\nmembers=['a',\n'b7a9bf05-b0c5-4e0e-9a3a-6d4a2dbf6c01']",
+                "p:4: \"b7a9bf05-b0c5-4e0e-9a3a-6d4a2dbf6c01\" could be a UUID or a name",
+            ),
+            ("[[guest]]\nmatch='B7A9BF05-*'", "p:2: \"B7A9BF05-*\" could be a UUID or a name"),
+            ("[[guest]]\nmatch='uuid:web1'", "p:2: \"uuid:web1\" is no UUID"),
+            ("[[guest]]\nmatch='uuid:b7a9bf05'", "p:2: \"uuid:b7a9bf05\" is no UUID"),
+            ("[[guest]]\nmatch='uuid:'", "p:2: \"uuid:\" is no UUID"),
             ("[[guest]]\nmatch='x'\nallow_ips=['example']", "p:3: \"example\" is not an address"),
         ] {
             let error = parse(text).expect_err(text);

@@ -14,7 +14,9 @@ use fake::{Modules, Qemu, wait};
 use vmloop_abi::shm;
 use vmloop_api::Request;
 use vmloopd::broker::Event;
+use vmloopd::in_force::Source;
 use vmloopd::links::{Link, Links};
+use vmloopd::machine::NoTaps;
 
 /// Address of the host on a bridge.
 fn gateway(bridge: u32) -> [u8; 6] {
@@ -379,6 +381,114 @@ fn a_guest_that_claims_what_is_not_its_own() {
 }
 
 #[test]
+fn a_host_that_does_not_let_the_agent_look() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let qemu = Qemu::start(directory.path(), 1);
+    let forbidden = |_| Err(NoTaps::Forbidden("/proc/7/ns/net".into(), "Permission denied".into()));
+    let agent = Agent::with(directory.path(), |config| config.taps = forbidden);
+    agent.attach(&qemu);
+    let nic = agent.list(Request::List).guests[0].nics[0].clone();
+    assert!(nic.tap.is_empty());
+    assert!(nic.blocked.contains("/proc/7/ns/net: Permission denied"), "{}", nic.blocked);
+    let [problem] = &status(&agent).problems[..] else { panic!("one problem") };
+    assert!(problem.starts_with("g1 gets no channels: ") && problem.contains("CAP_SYS_PTRACE"));
+
+    // How a guest is set up is no problem of the agent's.
+    agent.ask(Request::Detach { guest: "g1".into() }).expect("detached");
+    let agent = Agent::with(directory.path(), |config| config.taps = |_| Err(NoTaps::Elsewhere(7)));
+    agent.attach(&qemu);
+    let nic = agent.list(Request::List).guests[0].nics[0].clone();
+    assert!(nic.blocked.contains("another network namespace"), "{}", nic.blocked);
+    assert!(status(&agent).problems.is_empty());
+}
+
+/// What the agent says of itself.
+fn status(agent: &Agent) -> vmloop_api::Status {
+    serde_json::from_value(agent.ask(Request::Status).expect("an answer")).expect("its status")
+}
+
+#[test]
+fn a_policy_that_cannot_be_read_opens_nothing() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
+    // Somebody named it, and it is not there.
+    let policy = directory.path().join("named.toml");
+    let agent = Agent::with(directory.path(), |config| config.policy = Source::named(&policy));
+    agent.attach(&one);
+    agent.attach(&two);
+    let mut a = Modules::load(&one, 11, [10, 0, 0, 1]);
+    let mut b = Modules::load(&two, 22, [10, 0, 0, 2]);
+    wait("both", || agent.list(Request::List).guests.iter().all(|guest| guest.state == "ready"));
+    wait("directories", || {
+        a.hear();
+        b.hear();
+        a.generation > 0 && b.generation > 0
+    });
+    assert!(a.directory.is_empty() && b.directory.is_empty());
+    let said = status(&agent);
+    assert_eq!((&*said.policy_state, &said.policy), ("denied", &policy));
+    assert!(said.policy_error.contains("named.toml: No such file"), "{}", said.policy_error);
+    let problem = agent.ask(Request::PolicyReload).expect_err("still not there");
+    assert!(problem.hint.contains("nobody may talk"), "{}", problem.hint);
+
+    std::fs::write(&policy, "[[group]]\nname = 'g'\nmembers = ['g?']\n").expect("a policy");
+    agent.ask(Request::PolicyReload).expect("a good one");
+    wait("peers", || {
+        a.hear();
+        b.hear();
+        a.directory.len() == 1 && b.directory.len() == 1
+    });
+    link(&mut a, &mut b, &one, &two);
+    assert_eq!((&*status(&agent).policy_state, &*status(&agent).policy_error), ("file", ""));
+
+    // Cut in the middle, empty, gone: what was in force stays so, and says why.
+    let since = status(&agent).policy_since;
+    for text in [
+        Some("[[group]]\nname = 'g'\nmem"),
+        Some("[[group]]\nname = 'g'\nmembers = ['x']"),
+        Some(""),
+        None,
+    ] {
+        match text {
+            Some(text) => std::fs::write(&policy, text).expect("written"),
+            None => std::fs::remove_file(&policy).expect("removed"),
+        }
+        let problem = agent.ask(Request::PolicyReload).expect_err("no good one");
+        assert!(problem.hint.contains("last good policy stays"), "{}", problem.hint);
+        let said = status(&agent);
+        assert_eq!((&*said.policy_state, said.policy_since), ("last-good", since), "{text:?}");
+        assert!(said.policy_error.contains("named.toml"), "{}", said.policy_error);
+    }
+    assert_eq!(agent.channels(), 1);
+    a.hear();
+    assert!(a.closes.is_empty());
+
+    // The next agent denies: what it could read, it does not know.
+    agent.kill();
+    let agent = Agent::with(directory.path(), |config| config.policy = Source::named(&policy));
+    for qemu in [&one, &two] {
+        wait("another control device", || qemu.state().plugged["vmloop-ctl"] == 2);
+    }
+    let mut a = Modules::load(&one, 111, [10, 0, 0, 1]);
+    let mut b = Modules::load(&two, 222, [10, 0, 0, 2]);
+    wait("an end", || {
+        a.hear();
+        b.hear();
+        agent.channels() == 0 && one.devices() == ["vmloop-ctl"]
+    });
+    assert_eq!(status(&agent).policy_state, "denied");
+}
+
+#[test]
+fn without_a_policy_status_says_so() {
+    let (directory, one, two, agent) = two_guests();
+    meet(&agent, &one, &two);
+    assert_eq!((&*status(&agent).policy_state, &*status(&agent).policy_error), ("none", ""));
+    agent.policy(directory.path(), "default = 'same-bridge'\n");
+    assert_eq!(status(&agent).policy_state, "file");
+}
+
+#[test]
 fn policy_and_network_close_channels() {
     let (directory, one, two, agent) = two_guests();
     let (mut a, mut b) = meet(&agent, &one, &two);
@@ -399,8 +509,7 @@ fn policy_and_network_close_channels() {
     });
     assert_eq!(a.closes, [shm::VMLOOP_CLOSE_POLICY]);
 
-    std::fs::remove_file(&policy).expect("removed");
-    agent.ask(Request::PolicyReload).expect("the default");
+    agent.policy(directory.path(), "default = 'same-bridge'\n");
     wait("the peer", || {
         a.hear();
         b.hear();
@@ -677,7 +786,7 @@ fn guests_that_the_host_routes_between() {
         told(&a, id_c).is_some_and(|peer| peer.ip_count == 0)
     });
     assert_eq!(agent.channels(), 1);
-    agent.policy(directory.path(), "");
+    agent.policy(directory.path(), "# all\n");
     wait("an end", || {
         a.hear();
         c.hear();

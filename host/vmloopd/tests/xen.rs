@@ -16,6 +16,7 @@ use vmloop_abi::shm;
 use vmloop_api::{Listing, Problem, Request, Status};
 use vmloopd::broker::{Broker, Config, Event};
 use vmloopd::counters::Counters;
+use vmloopd::in_force::Source;
 use vmloopd::links::{Link, Links};
 use vmloopd::server;
 use vmloopd::xen::{self, store::Store};
@@ -61,9 +62,9 @@ impl Agent {
         };
         let config = Config {
             prepared: std::time::Duration::from_secs(60),
-            policy: directory.join("policy.toml"),
+            policy: Source::default_path(directory.join("policy.toml")),
             state: directory.join("guests.json"),
-            taps: |_| Vec::new(),
+            taps: |_| Ok(Vec::new()),
             route,
             xen: Some(store.clone()),
         };
@@ -583,7 +584,7 @@ fn refused_by_policy_and_network() {
     // By name, and names change.
     agent.policy(
         directory.path(),
-        "[[group]]\nname = 'web'\nmembers = ['web*', '00000000-0000-4000-8000-000000000002']\n",
+        "[[group]]\nname = 'web'\nmembers = ['web*', 'uuid:00000000-0000-4000-8000-000000000002']\n",
     );
     wait("nobody", || a.peers().is_empty());
     store.dom0("/local/domain/1/name", "web1");
@@ -1192,7 +1193,7 @@ fn domains_that_dom0_routes_between() {
     b.advertise(&[&format!("{} 10.10.0.2/32", mac(2, 0))]);
     wait("an address", || told(&a, 2) == entry(1, 2, " 10.10.0.2/32"));
 
-    agent.policy(directory.path(), "");
+    agent.policy(directory.path(), "# all\n");
     wait("an end", || {
         a.work();
         b.work();

@@ -152,7 +152,8 @@ async fn nics(store: &Store, domain: Domain) -> Result<Vec<Nic>, Error> {
         let (mac, given) = join!(biased; store.text(&mac), store.text(&given));
         let Some(mac) = mac?.as_deref().and_then(parse_mac) else { continue };
         let tap = given?.filter(|given| !given.is_empty());
-        nics.push(Nic { mac, tap: tap.unwrap_or_else(|| format!("vif{domain}.{name}")) });
+        let tap = tap.unwrap_or_else(|| format!("vif{domain}.{name}"));
+        nics.push(Nic { mac, tap, unknown: None });
     }
     Ok(nics)
 }

@@ -14,6 +14,7 @@ use vmloop_abi::shm;
 use vmloop_api::{Listing, Problem, Request};
 use vmloopd::broker::{Broker, Config, Event};
 use vmloopd::counters::Counters;
+use vmloopd::in_force::Source;
 use vmloopd::links::{Link, Links};
 use vmloopd::server;
 
@@ -52,15 +53,21 @@ impl Agent {
 
     /// On a host that sends to addresses by the interfaces that `route` names.
     pub fn routing(directory: &Path, route: fn(IpAddr) -> Option<u32>) -> Self {
+        Self::with(directory, |config| config.route = route)
+    }
+
+    /// With another configuration.
+    pub fn with(directory: &Path, change: impl FnOnce(&mut Config)) -> Self {
         let runtime = Runtime::new().expect("a runtime");
-        let config = Config {
-            policy: directory.join("policy.toml"),
+        let mut config = Config {
+            policy: Source::default_path(directory.join("policy.toml")),
             state: directory.join("guests.json"),
-            taps: |_| (1..10).map(|number| (number, format!("tap{number}"))).collect(),
-            route,
+            taps: |_| Ok((1..10).map(|number| (number, format!("tap{number}"))).collect()),
+            route: |_| None,
             xen: None,
             prepared: PREPARED,
         };
+        change(&mut config);
         let (broker, events, inbox) =
             Broker::new(config, Arc::new(Counters::default())).expect("a broker");
         runtime.spawn(broker.run(inbox));

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! How many descriptors the agent needs, to be compared with its unit.
+//!
+//! Of memory it locks none. What it maps is a page or so of each guest's control
+//! device, so that vm.max_map_count (65,530) is far away.
+
+/// Of an agent without guests: log, API, netlink, inotify, signals, metrics,
+/// and some clients at once.
+pub const BASE: u64 = 256;
+/// Of a QEMU guest: QMP, pidfd, two doorbells and the socket behind the control
+/// device.
+pub const GUEST: u64 = 5;
+/// Of a channel between two QEMU guests: the socket behind each of the two
+/// devices. Memory and doorbells are closed as soon as both QEMUs have them.
+pub const CHANNEL: u64 = 2;
+/// More, for a channel that is being made: memory, two doorbells, and QEMU's
+/// ends of the two sockets.
+pub const MAKING: u64 = 5;
+
+/// What so many guests take that have `channels` each, of which all make one at
+/// the same time.
+pub const fn descriptors(guests: u64, channels: u64) -> u64 {
+    BASE + guests * GUEST + guests * channels / 2 * CHANNEL + guests * MAKING
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Policy;
+
+    const UNIT: &str = include_str!("../../../packaging/debian/vmloop-agent.vmloopd.service");
+
+    fn setting(name: &str) -> Vec<&'static str> {
+        UNIT.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('=')).collect()
+    }
+
+    #[test]
+    fn the_unit_grants_what_a_thousand_guests_take() {
+        let needed = descriptors(1000, Policy::default().max_channels.into());
+        assert_eq!(needed, 266_256);
+        let [limit] = setting("LimitNOFILE")[..] else { panic!("one LimitNOFILE") };
+        let limit: u64 = limit.parse().expect("a number");
+        // The kernel's own bound for a process, fs.nr_open, is 1,048,576.
+        assert!((needed..=1 << 20).contains(&limit), "{limit} of {needed}");
+    }
+
+    #[test]
+    fn the_unit_grants_what_it_takes_to_look_at_a_qemu() {
+        let [capabilities] = setting("CapabilityBoundingSet")[..] else { panic!("one set") };
+        let mut capabilities: Vec<_> = capabilities.split(' ').collect();
+        capabilities.sort_unstable();
+        assert_eq!(capabilities, ["CAP_DAC_OVERRIDE", "CAP_SYS_PTRACE"]);
+        // What would hide other processes, the host's network, or sockets in /home.
+        for forbidden in ["ProtectProc", "PrivateNetwork", "PrivateUsers", "PrivateDevices"] {
+            assert_eq!(setting(forbidden), [""; 0], "{forbidden}");
+        }
+        assert_eq!(setting("ProtectHome"), ["read-only"]);
+    }
+}
