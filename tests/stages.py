@@ -2,8 +2,8 @@
 """Stages of the guest tests as data: which labs there are, and which tests each is for.
 
 A stage is one lab that all its tests share. Its name says what guests it has:
-KERNEL-MACHINE, as in `6.1-pc`, or KERNEL-MACHINE-Ncpu, as in `6.12-q35-4cpu`. A
-machine of Xen's makes the host a Xen host.
+KERNEL-MACHINE, as in `6.1-pc`, or KERNEL-MACHINE-Ncpu, as in `6.12-q35-4cpu`;
+without a number the lab decides (two). A machine of Xen's makes the host a Xen host.
 
 `make test` boots the stages of MAIN, for tests with the marks `core` and `main`;
 `make test-all` boots those of ALL. A new stage is one more line there.
@@ -42,7 +42,9 @@ ON_CPUS = ("test_transitions.py", "test_hostile.py", "test_traffic.py")
 ALL = (
     *MAIN,
     Stage("6.12-q35", "Debian 12's newer kernel; PCI Express, whose slots are hotplugged in another way"),
+    Stage("6.1-pc-1cpu", "one context at a time: what the others interrupt is whole", ON_CPUS),
     Stage("6.1-pc-4cpu", "more contexts at the same time than with two CPUs", ON_CPUS),
+    Stage("6.12-q35-4cpu", "the same on the newer kernel", ON_CPUS),
     Stage("debug-pc", "KASAN, lockdep and kmemleak"),
 )
 """What `make test-all` boots, in this order."""
