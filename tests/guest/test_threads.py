@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-
 from vmlab import Host, Lab, paths
 from vmlab.process import Process
 
