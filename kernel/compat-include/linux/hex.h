@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* mac_pton() is in a header of its own since 6.3. */
+/*
+ * hex.h - mac_pton(), which is in a header of its own since 6.3.
+ */
 #ifndef VMLOOP_COMPAT_LINUX_HEX_H
 #define VMLOOP_COMPAT_LINUX_HEX_H
 

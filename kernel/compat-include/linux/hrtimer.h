@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* hrtimer_setup() came with 6.13; hrtimer_init() is gone since 6.15. */
+/*
+ * hrtimer.h - hrtimer_setup(), which came with 6.13; hrtimer_init() is
+ * gone since 6.15.
+ */
 #ifndef VMLOOP_COMPAT_LINUX_HRTIMER_H
 #define VMLOOP_COMPAT_LINUX_HRTIMER_H
 

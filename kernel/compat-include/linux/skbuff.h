@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * skbuff.h - what kernels have learned to say of packets since 6.1.
+ */
 #ifndef VMLOOP_COMPAT_LINUX_SKBUFF_H
 #define VMLOOP_COMPAT_LINUX_SKBUFF_H
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* timer_delete_sync() came with 6.2 and into later 6.1; del_timer_sync() is gone since 6.15. */
+/*
+ * timer.h - timer_delete_sync(), which came with 6.2 and into later 6.1;
+ * del_timer_sync() is gone since 6.15.
+ */
 #ifndef VMLOOP_COMPAT_LINUX_TIMER_H
 #define VMLOOP_COMPAT_LINUX_TIMER_H
 

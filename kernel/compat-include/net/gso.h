@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* skb_gso_validate_network_len() and its like are in a header of their own since 6.5. */
+/*
+ * gso.h - skb_gso_validate_network_len() and its like, which are in a
+ * header of their own since 6.5.
+ */
 #ifndef VMLOOP_COMPAT_NET_GSO_H
 #define VMLOOP_COMPAT_NET_GSO_H
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* net/page_pool.h was split into two headers by 6.6. */
+/*
+ * helpers.h - of net/page_pool.h, which was split into two headers
+ * by 6.6.
+ */
 #ifndef VMLOOP_COMPAT_NET_PAGE_POOL_HELPERS_H
 #define VMLOOP_COMPAT_NET_PAGE_POOL_HELPERS_H
 
