@@ -17,6 +17,7 @@ import pytest
 TOP = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP))
 
+from tests import stages  # noqa: E402
 from tests.plan import UNKNOWN, Durations, Planned, part, split  # noqa: E402
 
 
@@ -350,7 +351,7 @@ def test_parts_of_a_run(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(runner, "planned_tests", lambda: planned)
     monkeypatch.setattr(runner, "built", lambda: [runner.lab_tools(), runner.Step("build", "", prepares=True)])
     debug = runner.Step("debug kernel", "", prepares=True)
-    monkeypatch.setattr(runner, "BUILDS", {"debug": lambda: [debug]})
+    monkeypatch.setattr(runner, "modules_of", lambda kernel: [debug] if kernel == "debug" else [])
     tools = runner.Step("tools", "", prepares=True)
     checks = [runner.Step(f"check {n}", "", needs=("tools",)) for n in range(4)]
     monkeypatch.setattr(runner, "SUITES", {"check": lambda: [tools, *checks], "all": list})
@@ -479,6 +480,34 @@ def test_every_need_is_there(runner: ModuleType, monkeypatch: pytest.MonkeyPatch
     names = [step.name for step in steps]
     assert len(set(names)) == len(names)
     assert not {name for step in steps for name in step.needs} - set(names)
+
+
+def test_every_kernel_of_a_stage_is_made(runner: ModuleType) -> None:
+    """With modules for it; installed ones by built(), so not again."""
+    for stage in stages.ALL:
+        kernel = stages.parts(stage.name)[0]
+        names = [step.name for step in runner.modules_of(kernel)]
+        assert names[-1:] == ([] if kernel in ("6.1", "6.12") else [f"modules {kernel}"]), stage.name
+    assert [step.name for step in runner.modules_of("kcsan")] == ["kcsan kernel", "modules kcsan"]
+    assert [step.command for step in runner.modules_of("newest")] == ["scripts/check-kernels newest"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("6.1-pc", ("6.1", "pc", 0)),
+        ("6.12-q35-4cpu", ("6.12", "q35", 4)),
+        ("newest-rt-pc-1cpu", ("newest-rt", "pc", 1)),
+    ],
+)
+def test_names_of_stages(name: str, expected: tuple[str, str, int]) -> None:
+    assert stages.parts(name) == expected
+
+
+@pytest.mark.parametrize("name", ["", "6.1", "pc", "6.1-pc-", "6.1-PC", "-pc"])
+def test_no_stage(name: str) -> None:
+    with pytest.raises(ValueError, match="no stage"):
+        stages.parts(name)
 
 
 def test_all_fast_checks_are_core(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
