@@ -187,7 +187,7 @@ def test_what_is_left_when_the_time_is_over_is_named(
     ]
     later = [runner.Step("later", "true")]
     monkeypatch.setattr(runner, "SUITES", {"check": lambda: steps, "ring": lambda: later})
-    monkeypatch.setattr(runner, "PARALLEL", {})
+    monkeypatch.setattr(runner, "PARALLEL", 1)
     assert run_main(runner, monkeypatch, "--within", "7200", "check", "ring") == core
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("not run: ")] == [
@@ -206,7 +206,7 @@ def test_what_is_not_ready_when_the_time_is_over_fails(
 ) -> None:
     steps = [runner.Step("quick", "true"), runner.Step("slow", "touch ready; sleep 60"), runner.Step("late", "true")]
     monkeypatch.setattr(runner, "SUITES", {"check": lambda: steps})
-    monkeypatch.setattr(runner, "PARALLEL", {})
+    monkeypatch.setattr(runner, "PARALLEL", 1)
     assert run_main(runner, monkeypatch, "--within", "7200", "check") == 1
     assert capsys.readouterr().out.splitlines()[-2:] == ["1 not run: no time was left", "1 passed, 1 failed"]
 
@@ -480,6 +480,15 @@ def test_every_need_is_there(runner: ModuleType, monkeypatch: pytest.MonkeyPatch
     names = [step.name for step in steps]
     assert len(set(names)) == len(names)
     assert not {name for step in steps for name in step.needs} - set(names)
+
+
+def test_steps_of_several_suites(runner: ModuleType) -> None:
+    """Each runs once, and what others need comes first."""
+    tools, build = (runner.Step(name, "", prepares=True) for name in ("tools", "build"))
+    check, labs = runner.Step("check", "", needs=("tools",)), runner.Step("labs", "", needs=("tools", "build"))
+    again = runner.Step("tools", "", prepares=True)
+    rounds = [runner.Round("check", [tools, check]), runner.Round("main", [again, build, labs])]
+    assert runner.merged(rounds) == [tools, build, check, labs]
 
 
 def test_every_kernel_of_a_stage_is_made(runner: ModuleType) -> None:
