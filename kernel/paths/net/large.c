@@ -90,6 +90,31 @@ static bool channel_takes_it(struct sk_buff *skb, struct net_device *dev,
 	return lane && (vmloop_lane_features(lane) & needed) == needed;
 }
 
+/* The route again, for one datagram. What the kernel has for it, not all kernels export. */
+static struct rtable *clone(struct net_device *dev, const struct rtable *rt)
+{
+	struct rtable *copy = rt_dst_alloc(dev, rt->rt_flags, rt->rt_type,
+					   rt->dst.flags & DST_NOXFRM);
+
+	if (!copy)
+		return NULL;
+	copy->dst.flags |= rt->dst.flags & DST_NOPOLICY;
+	copy->dst.input = READ_ONCE(rt->dst.input);
+	copy->dst.output = READ_ONCE(rt->dst.output);
+	copy->dst.error = rt->dst.error;
+	copy->dst.lastuse = jiffies;
+	copy->dst.lwtstate = lwtstate_get(rt->dst.lwtstate);
+	copy->rt_is_input = rt->rt_is_input;
+	copy->rt_uses_gateway = rt->rt_uses_gateway;
+	copy->rt_iif = rt->rt_iif;
+	copy->rt_gw_family = rt->rt_gw_family;
+	if (rt->rt_gw_family == AF_INET)
+		copy->rt_gw4 = rt->rt_gw4;
+	else if (rt->rt_gw_family == AF_INET6)
+		copy->rt_gw6 = rt->rt_gw6;
+	return copy;
+}
+
 static unsigned int post_routing(void *priv, struct sk_buff *skb,
 				 const struct nf_hook_state *state)
 {
@@ -106,7 +131,7 @@ static unsigned int post_routing(void *priv, struct sk_buff *skb,
 	if (!channel_takes_it(skb, dev, rt))
 		return NF_ACCEPT;
 
-	large = rt_dst_clone(dev, rt);
+	large = clone(dev, rt);
 	if (!large)
 		return NF_ACCEPT;
 	large->rt_pmtu = IP_MAX_MTU;

@@ -8,6 +8,8 @@
  * Context: the lane's NAPI; the lane's end, bottom halves off.
  */
 #include <linux/if_vlan.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
 #include <linux/virtio_net.h>
 
 #include "net.h"
