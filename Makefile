@@ -33,6 +33,10 @@ deps: ## Install the Debian packages that are missing
 modules: deps ## Build the kernel modules for each of KERNELS
 	@scripts/build-modules $(KERNELS)
 
+.PHONY: check-kernels
+check-kernels: deps ## Build the modules for every kernel that they are for, and print a table
+	@KERNELS="$(KERNELS)" scripts/check-kernels
+
 .PHONY: host
 host: deps ## Build vmloopd (the agent) and vmloop (the command) into out/bin
 	@scripts/build-host

@@ -42,6 +42,7 @@ ON_CPUS = ("test_transitions.py", "test_hostile.py", "test_traffic.py")
 ALL = (
     *MAIN,
     Stage("6.12-q35", "Debian 12's newer kernel; PCI Express, whose slots are hotplugged in another way"),
+    Stage("newest-q35", "the newest kernel that is made for a stable Debian"),
     Stage("6.1-pc-1cpu", "one context at a time: what the others interrupt is whole", ON_CPUS),
     Stage("6.1-pc-4cpu", "more contexts at the same time than with two CPUs", ON_CPUS),
     Stage("6.12-q35-4cpu", "the same on the newer kernel", ON_CPUS),

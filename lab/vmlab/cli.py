@@ -10,7 +10,9 @@ import click
 
 from . import paths
 from .errors import VmlabError
+from .kernels import SERIES
 
+KERNELS = f"{', '.join(SERIES)}, or the newest's version, as in 7.3"
 NAME = click.option("--name", default="lab", show_default=True, metavar="LAB", help="Which lab.")
 
 
@@ -37,7 +39,7 @@ def up() -> None:
 @up.command("kvm")
 @click.option("--hosts", default=1, show_default=True, help="1 or 2. Guests of two hosts can be migrated.")
 @click.option("--guests", default=2, show_default=True, help="How many guests: g1, g2, ...")
-@click.option("--kernel", default="6.1", show_default=True, help="Guests' kernel: 6.1, 6.12 or debug.")
+@click.option("--kernel", default="6.1", show_default=True, help=f"Guests' kernel: {KERNELS}.")
 @click.option("--host-kernel", default="6.1", show_default=True, help="The host's kernel.")
 @click.option("--machine", default="pc", show_default=True, help="Guests' machine: pc or q35.")
 @click.option("--mtu", default=1500, show_default=True, help="MTU of bridge, taps and guests.")
@@ -71,7 +73,7 @@ def _up(name: str, guests: int, **options: Any) -> None:
 @up.command("xen")
 @click.option("--hosts", default=1, show_default=True, help="1 or 2. Guests of two hosts can be migrated.")
 @click.option("--guests", default=2, show_default=True, help="How many guests: g1, g2, ...")
-@click.option("--kernel", default="6.1", show_default=True, help="Guests' kernel: 6.1, 6.12 or debug.")
+@click.option("--kernel", default="6.1", show_default=True, help=f"Guests' kernel: {KERNELS}.")
 @click.option("--host-kernel", default="6.1", show_default=True, help="dom0's kernel.")
 @click.option("--pvh", is_flag=True, help="PVH guests  [default: PV]")
 @click.option("--virtual-time", is_flag=True, help="Clocks go by the instructions executed, whatever else runs here.")
@@ -94,7 +96,7 @@ def up_xen(hosts: int, guests: int, kernel: str, host_kernel: str, pvh: bool, vi
 
 
 @up.command("solo")
-@click.option("--kernel", default="6.1", show_default=True, help="6.1, 6.12 or debug.")
+@click.option("--kernel", default="6.1", show_default=True, help=f"One of {KERNELS}.")
 @click.option("--cpus", default=2, show_default=True, help="How many run side by side.")
 @click.option("--memory", default=2048, show_default=True, metavar="MIB")
 @click.option("--modules", metavar="DIR", help="*.ko  [default: out/modules/RELEASE]")
@@ -233,7 +235,7 @@ def status(name: str, as_json: bool) -> None:
 
 @main.command()
 @NAME
-@click.option("--kernel", help="6.1, 6.12 or debug.")
+@click.option("--kernel", help=f"One of {KERNELS}.")
 @click.option("--machine", help="pc or q35; pv or pvh on a Xen host.")
 @click.option("--memory", type=int, metavar="MIB")
 @click.option("--guest-cpus", "--cpus", "cpus", type=click.IntRange(1), help="[default: as the others]")
@@ -324,9 +326,9 @@ def ls() -> None:
 
 
 @main.command("build-kernel")
-@click.argument("kind", type=click.Choice(["debug"]))
+@click.argument("kind", type=click.Choice(["debug", "kcsan"]))
 def build_kernel(kind: str) -> None:
-    """Build the kernel of --kernel debug (takes long, once)."""
-    from .build_kernel import BUILD, build
+    """Build the kernel of --kernel debug or kcsan (takes long, once)."""
+    from .build_kernel import KINDS, build
 
-    print(f"{kind} kernel {build().release} is ready; build modules for it with KDIR={BUILD}")
+    print(f"{kind} kernel {build(kind).release} is ready; build modules for it with KDIR={KINDS[kind].build}")

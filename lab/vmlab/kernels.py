@@ -21,11 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import VmlabError
+from .packaged import PACKAGED, Packaged
+from .packaged import find as find_packaged
 from .paths import CACHE, KERNELS, LAB_SOURCE, OUT
 
-SERIES = ("6.1", "6.12", "debug")
 DEFAULT = "6.1"
 META_PACKAGES = {"6.1": "linux-image-amd64", "6.12": "linux-image-6.12-amd64"}
+"""Of the outside's own apt."""
+BUILT = ("debug", "kcsan")
+"""See build_kernel.py."""
+SERIES = (*META_PACKAGES, *PACKAGED, *BUILT)
+"""What --kernel takes; also the newest's version, as in 7.3."""
 
 BOOT_MODULES = ("virtio_pci", "virtio_console", "virtio_net", "9pnet_virtio", "9p", "overlay")
 """What /init needs before it has the outside's root, and the network."""
@@ -83,8 +89,8 @@ def _wanted_releases(series: str) -> Iterator[str]:
         yield found.group(1)
 
 
-def _unpack(series: str, release: str) -> None:
-    """Download and unpack one release into the cache."""
+def _download(release: str) -> list[Path]:
+    """The package of a release's image and modules, by the outside's own apt."""
     package = f"linux-image-{release}"
     downloads = KERNELS / "deb"
     downloads.mkdir(parents=True, exist_ok=True)
@@ -92,9 +98,15 @@ def _unpack(series: str, release: str) -> None:
     if not found:
         run_tool(["apt-get", "download", package], f"download {package}", cwd=downloads)
         found = sorted(downloads.glob(f"{package}_*.deb"))
+    return found[-1:]
+
+
+def _unpack(series: str, release: str, packages: list[Path]) -> None:
+    """Unpack one release into the cache."""
     scratch = KERNELS / f"{release}.new"
     shutil.rmtree(scratch, ignore_errors=True)
-    run_tool(["dpkg", "-x", found[-1], scratch], f"unpack {package}")
+    for package in packages:
+        run_tool(["dpkg", "-x", package, scratch], f"unpack {package.name}")
     top = scratch / "lib/modules"
     if not top.exists():
         top = scratch / "usr/lib/modules"
@@ -103,6 +115,8 @@ def _unpack(series: str, release: str) -> None:
         # Unpacking a module inside an emulated machine would be slow.
         run_tool(["xz", "-d", "-T0", *packed[at : at + 500]], "unpack modules")
     compressed = scratch / "boot" / f"vmlinuz-{release}"
+    if not compressed.exists():
+        compressed = top / release / "vmlinuz"
     image = scratch / "vmlinux"
     image.write_bytes(extract_vmlinux(compressed.read_bytes()) or compressed.read_bytes())
     (top / release).rename(scratch / "modules")
@@ -133,19 +147,22 @@ def find_kernel(series: str) -> Kernel:
 
     Raises VmlabError with what to do when it cannot be had.
     """
-    if series not in SERIES:
-        raise VmlabError(f"no kernel {series!r}: choose one of {', '.join(SERIES)}")
-    if series == "debug":
+    if series in BUILT:
         from .build_kernel import built_kernel
 
-        return built_kernel()
+        return built_kernel(series)
+    if series not in META_PACKAGES:
+        packaged = find_packaged(series)
+        if packaged is None:
+            raise VmlabError(f"no kernel {series!r}: choose one of {', '.join(SERIES)}")
+        return _find_packaged(packaged)
     with cache_lock("unpack"):
         problem: VmlabError | None = None
         try:
             for release in _wanted_releases(series):
                 if not (KERNELS / release / "series").exists():
                     try:
-                        _unpack(series, release)
+                        _unpack(series, release, _download(release))
                     except VmlabError as error:
                         problem = problem or error
                         continue
@@ -156,6 +173,15 @@ def find_kernel(series: str) -> Kernel:
         if cached:
             return _cached(series, max(cached, key=version_key))
     raise problem or VmlabError(f"no package for kernel {series}: run apt-get update")
+
+
+def _find_packaged(packaged: Packaged) -> Kernel:
+    """The kernel of another suite, downloaded first if the cache has none."""
+    release = packaged.release
+    with cache_lock("unpack"):
+        if not (KERNELS / release / "series").exists():
+            _unpack(packaged.series, release, packaged.image())
+    return _cached(packaged.series, release)
 
 
 def _cached(series: str, release: str) -> Kernel:
