@@ -7,6 +7,7 @@
 
 #include "ring.h"
 
+EXPORT_SYMBOL_GPL(vmloop_ring_max_record);
 EXPORT_SYMBOL_GPL(vmloop_ring_reserve);
 EXPORT_SYMBOL_GPL(vmloop_ring_commit);
 EXPORT_SYMBOL_GPL(vmloop_ring_publish);

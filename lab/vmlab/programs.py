@@ -13,10 +13,10 @@ from pathlib import Path
 from .movable import identity, pack, with_libraries
 
 PROGRAMS = (
-    "bash", "cat", "chmod", "cp", "cut", "dash", "dmesg", "echo", "grep", "head", "ip", "iperf3", "kill", "kmod", "ls",
-    "mkdir", "modprobe", "mount", "nft", "pgrep", "ping", "printf", "rm", "rmmod", "sed", "seq", "setsid", "sh",
-    "sha256sum", "sleep", "socat", "ss", "stat", "tail", "tcpdump", "test", "touch", "true", "truncate", "umount",
-    "uname", "wc",
+    "bash", "cat", "chmod", "cp", "cut", "dash", "dmesg", "echo", "ethtool", "grep", "head", "ip", "iperf3", "kill",
+    "kmod", "ls", "mkdir", "modprobe", "mount", "nft", "pgrep", "ping", "printf", "rm", "rmmod", "sed", "seq",
+    "setsid", "sh", "sha256sum", "sleep", "socat", "ss", "stat", "tail", "tcpdump", "test", "touch", "true",
+    "truncate", "umount", "uname", "wc",
 )  # fmt: skip
 """What is not there on the outside is left out."""
 

@@ -20,4 +20,16 @@ static inline bool skb_frags_readable(const struct sk_buff *skb)
 enum { SKB_GSO_TCP_ACCECN = 0 };
 #endif
 
+/* Whether the device is to encrypt its bytes; TLS alone asked for that before 6.10. */
+#ifndef HAVE_SKB_IS_DECRYPTED
+static inline bool skb_is_decrypted(const struct sk_buff *skb)
+{
+#ifdef CONFIG_TLS_DEVICE
+	return skb->decrypted;
+#else
+	return false;
+#endif
+}
+#endif
+
 #endif /* VMLOOP_COMPAT_LINUX_SKBUFF_H */

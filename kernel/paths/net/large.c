@@ -15,6 +15,7 @@
 #include <linux/if_vlan.h>
 #include <linux/ip.h>
 #include <linux/netfilter_ipv4.h>
+#include <linux/netfilter_netdev.h>
 #include <net/arp.h>
 #include <net/ip.h>
 #include <net/net_namespace.h>
@@ -30,13 +31,18 @@
  * net_large_is() - whether a frame is a datagram that we let through whole
  * @skb: at the egress hook
  *
- * Return: true if it is larger than its interface can send.
+ * Return: true if it is larger than its interface can send, and can still be
+ * fragmented.
  */
 bool net_large_is(const struct sk_buff *skb)
 {
-	return !skb_is_gso(skb) && skb->protocol == htons(ETH_P_IP) &&
-	       skb->len > skb->dev->mtu + ETH_HLEN &&
-	       !skb_vlan_tag_present(skb);
+	const struct rtable *rt;
+
+	if (likely(skb->len <= skb->dev->mtu + ETH_HLEN) || skb_is_gso(skb) ||
+	    skb->protocol != htons(ETH_P_IP) || skb_vlan_tag_present(skb))
+		return false;
+	rt = skb_rtable(skb);
+	return rt && rt->rt_gw_family != AF_INET6;
 }
 
 /* The peer's hardware address, if the neighbour table knows the next hop. */
@@ -87,7 +93,8 @@ static bool channel_takes_it(struct sk_buff *skb, struct net_device *dev,
 	if (interface->flags & VMLOOP_PEER_ROUTED)
 		needed |= VMLOOP_F_ROUTED;
 	lane = vmloop_peer_lane(interface->peer);
-	return lane && (vmloop_lane_features(lane) & needed) == needed;
+	return lane && (vmloop_lane_features(lane) & needed) == needed &&
+	       skb->len + ETH_HLEN <= net_offload_max(lane);
 }
 
 /* The route again, for one datagram. What the kernel has for it, not all kernels export. */
@@ -154,12 +161,14 @@ static int fragment_out(struct net *net, struct sock *sk, struct sk_buff *skb)
 		kfree_skb(skb);
 		return -EHOSTUNREACH;
 	}
+	/* Its datagram has passed all hooks at the egress. */
+	nf_skip_egress(skb, true);
 	return neigh_output(neighbour, skb, false);
 }
 
 /**
  * net_large_to_standard() - fragment a datagram after all
- * @skb: at the egress hook, its Ethernet header at the front; consumed
+ * @skb: net_large_is(); its Ethernet header at the front; consumed
  *
  * Context: rcu_read_lock_bh() held.
  */
@@ -167,11 +176,6 @@ void net_large_to_standard(struct sk_buff *skb)
 {
 	struct rtable *rt = skb_rtable(skb);
 
-	/* Not one of ours: nobody else makes such a frame. */
-	if (!rt || rt->rt_gw_family == AF_INET6) {
-		kfree_skb(skb);
-		return;
-	}
 	/* The route's copy is this datagram's alone: back to the true MTU. */
 	rt->rt_pmtu = 0;
 	skb_pull(skb, ETH_HLEN);

@@ -9,6 +9,7 @@
  *   named.c  those that the administrator names
  *   counters.c  what passed us is in the interface's counters
  *   tx.c     a frame leaves: into the ring, the queue, or past us
+ *   offload.c  its segmentation and checksum: said to the peer, or done before
  *   held.c   a datagram stays its sender's until the peer has read it
  *   hop.c    the hop over the host that a routed packet does not make
  *   large.c  datagrams larger than the MTU are let through whole
@@ -27,6 +28,9 @@
 #include <linux/skbuff.h>
 
 #include "vmloop.h"
+
+/* No counter: there is no reason for a frame to take the standard network. */
+#define NET_NO_REASON	(-1)
 
 struct page_pool;
 struct iphdr;
@@ -77,6 +81,7 @@ struct net_counters {
  * @napi_dev: dummy device that carries @napi
  * @napi: drains both directions
  * @pages: memory for large frames, recycled
+ * @list: in the list of all lanes
  * @waiting: frames that wait for room, in order; under the lane's tx_lock
  * @waiting_bytes: their bytes; under the lane's tx_lock
  * @held: datagrams that the peer has not read yet; under the lane's tx_lock
@@ -104,6 +109,7 @@ struct net_lane {
 	struct net_device *napi_dev;
 	struct napi_struct napi;
 	struct page_pool *pages;
+	struct list_head list;
 	struct sk_buff_head waiting;
 	unsigned int waiting_bytes;
 	struct sk_buff_head held;
@@ -163,6 +169,19 @@ void net_recent_want(void);
 unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb);
 void net_tx_waiting(struct net_lane *net);
 void net_tx_flush(struct net_lane *net);
+
+/* tx.c; process context */
+void net_tx_open(struct net_lane *net);
+void net_tx_close(struct net_lane *net);
+void net_tx_gone(const struct net_device *dev);
+
+/* offload.c; rcu_read_lock() held, bottom halves off */
+unsigned int net_offload_max(const struct vmloop_lane *lane);
+int net_offload_why_not(struct sk_buff *skb);
+int net_offload_prepare(const struct vmloop_lane *lane, struct sk_buff *skb,
+			struct sk_buff_head *frames);
+void net_offload_describe(const struct sk_buff *skb,
+			  struct vmloop_shm_frame *frame);
 
 /* held.c; bottom halves off */
 void net_hold(struct net_lane *net, struct sk_buff *skb, u32 position);

@@ -127,6 +127,7 @@ static void nic_remove(struct net_nic *nic)
 	mark_shared();
 	nf_unregister_net_hook(dev_net(nic->dev), &nic->hook);
 	synchronize_net();	/* no frame, and no reader of the counters */
+	net_tx_gone(nic->dev);
 	free_percpu(nic->counters);
 	kfree(nic);
 }

@@ -185,7 +185,9 @@ static int deliver(struct net_lane *net, const u8 *payload, u32 size)
 		kfree_skb(skb);
 		return VMLOOP_DROP_MALFORMED;
 	}
-	if (frame.flags & VMLOOP_FRAME_DATA_VALID)
+	/* A checksum that is still to be computed is not valid yet. */
+	if ((frame.flags & VMLOOP_FRAME_DATA_VALID) &&
+	    skb->ip_summed == CHECKSUM_NONE)
 		skb->ip_summed = CHECKSUM_UNNECESSARY;
 	skb->protocol = eth_type_trans(skb, nic->dev);
 	if (tagged)

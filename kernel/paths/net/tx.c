@@ -7,10 +7,11 @@
  * lane_down. The lane's tx_lock serialises all that is written to the ring.
  */
 #include <linux/if_vlan.h>
-#include <linux/virtio_net.h>
+#include <linux/mutex.h>
+#include <linux/netfilter_netdev.h>
+#include <net/dst.h>
 #include <net/pkt_sched.h>
 #include <net/sch_generic.h>
-#include <net/sock.h>
 
 #include "net.h"
 #include "compat.h"
@@ -19,65 +20,31 @@
 #define WAITING_FRAMES	1024
 #define WAITING_BYTES	(4U << 20)
 
-/* No counter: there is no reason to take the standard network. */
-#define NONE	(-1)
+/* Of these, what goes to the ring while others wait for the lane's lock. */
+#define BATCH_BYTES	(256U << 10)
 
-/* Segmentation that the record's metadata can say. */
-#define GSO_KNOWN	(SKB_GSO_TCPV4 | SKB_GSO_TCPV6 | SKB_GSO_TCP_ECN | \
-			 SKB_GSO_TCP_FIXEDID | SKB_GSO_DODGY | \
-			 COMPAT_GSO_UDP_L4)
+/* All lanes, so that an interface that goes finds its frames. */
+static LIST_HEAD(lanes);
+static DEFINE_MUTEX(lanes_mutex);	/* protects lanes; inside of RTNL and core mutex */
 
-/*
- * Whether our own stack has just computed the datagram's checksum, so that to
- * compute it again on the other side of the memory would only cost time. Raw
- * sockets and forwarded packets may carry a wrong one that must be found.
+/**
+ * struct sent_cb - what is noted in a frame that is in the ring
+ * @position: where its record ends
  */
-static bool checksum_is_fresh(const struct sk_buff *skb)
+struct sent_cb {
+	u32 position;
+};
+
+static struct sent_cb *sent_cb(struct sk_buff *skb)
 {
-	const struct sock *sk = skb->sk;
-
-	return net_large_is(skb) && sk && sk_fullsock(sk) &&
-	       sk->sk_type == SOCK_DGRAM && sk->sk_protocol == IPPROTO_UDP;
-}
-
-static void describe(const struct sk_buff *skb, struct vmloop_shm_frame *frame)
-{
-	*frame = (struct vmloop_shm_frame){};
-
-	if (skb_is_gso(skb)) {
-		const struct skb_shared_info *info = skb_shinfo(skb);
-
-		frame->hdr_len = min_t(unsigned int, skb_headlen(skb), U16_MAX);
-		frame->gso_size = info->gso_size;
-		if (info->gso_type & SKB_GSO_TCPV4)
-			frame->gso = VMLOOP_GSO_TCPV4;
-		else if (info->gso_type & SKB_GSO_TCPV6)
-			frame->gso = VMLOOP_GSO_TCPV6;
-		else
-			frame->gso = VMLOOP_GSO_UDP_L4;
-		if (info->gso_type & SKB_GSO_TCP_ECN)
-			frame->gso |= VMLOOP_GSO_ECN;
-	}
-	if (skb->ip_summed == CHECKSUM_PARTIAL) {
-		frame->flags |= VMLOOP_FRAME_NEEDS_CSUM;
-		frame->csum_start = skb_checksum_start_offset(skb);
-		frame->csum_offset = skb->csum_offset;
-	} else if (skb->ip_summed == CHECKSUM_UNNECESSARY ||
-		   checksum_is_fresh(skb)) {
-		frame->flags |= VMLOOP_FRAME_DATA_VALID;
-	}
-	if (skb_vlan_tag_present(skb)) {
-		frame->flags |= VMLOOP_FRAME_VLAN;
-		frame->vlan_proto = ntohs(skb->vlan_proto);
-		frame->vlan_tci = skb_vlan_tag_get(skb);
-	}
+	return (struct sent_cb *)skb->cb;
 }
 
 /*
  * Copies a frame into the ring; the caller publishes. Returns 0, or -EAGAIN
  * while there is no room, or another negative errno if it can never be.
  */
-static int write_frame(struct vmloop_lane *lane, const struct sk_buff *skb)
+static int write_frame(struct vmloop_lane *lane, struct sk_buff *skb)
 {
 	struct vmloop_shm_frame frame;
 	void *payload;
@@ -88,7 +55,7 @@ static int write_frame(struct vmloop_lane *lane, const struct sk_buff *skb)
 				  VMLOOP_RECORD_FRAME, 0, &payload);
 	if (err)
 		return err;
-	describe(skb, &frame);
+	net_offload_describe(skb, &frame);
 	memcpy(payload, &frame, sizeof(frame));
 	err = skb_copy_bits(skb, 0, payload + sizeof(frame), skb->len);
 	if (!err)
@@ -96,44 +63,65 @@ static int write_frame(struct vmloop_lane *lane, const struct sk_buff *skb)
 	if (err)
 		return err;	/* the reservation is forgotten */
 	vmloop_ring_commit(&lane->tx);
+
+	/*
+	 * Taps and time stamps before the caller publishes: the peer must not
+	 * have answered a frame that a tap has not seen.
+	 */
+	if (compat_nit_active(skb->dev))
+		dev_queue_xmit_nit(skb, skb->dev);
+	skb_tx_timestamp(skb);
+	sent_cb(skb)->position = lane->tx.head;
 	return 0;
 }
 
 /*
- * The frame is in the ring, its record ends at @position: what its interface's
- * driver would do now.
+ * The frame is in the ring, and published: what else its interface's driver
+ * would do now.
  */
-static void sent(struct net_nic *nic, struct net_lane *net,
-		 struct sk_buff *skb, u32 position)
+static void sent(struct net_nic *nic, struct net_lane *net, struct sk_buff *skb)
 {
-	if (compat_nit_active(skb->dev))
-		dev_queue_xmit_nit(skb, skb->dev);
-	skb_tx_timestamp(skb);
 	if (nic)
 		net_nic_count_tx(nic, skb->len);
 	vmloop_count_frame(net->lane->peer, VMLOOP_TX_FRAMES, skb->len);
-	net_hold(net, skb, position);
+	net_hold(net, skb, sent_cb(skb)->position);
+}
+
+/* Past us: nftables and our own hook have seen the frame already. */
+static void to_standard(struct sk_buff *skb)
+{
+	if (net_large_is(skb)) {
+		net_large_to_standard(skb);
+		return;
+	}
+	nf_skip_egress(skb, true);
+	dev_queue_xmit(skb);
 }
 
 /* The counter of why write_frame() failed for good. */
-static int why_unwritable(int err)
+static int why_unwritable(struct vmloop_lane *lane, int err)
 {
-	return err == -EMSGSIZE ? VMLOOP_STANDARD_TOO_LARGE :
-				  VMLOOP_STANDARD_UNREADABLE;
+	switch (err) {
+	case -EPROTO:
+		vmloop_lane_broken(lane);
+		return VMLOOP_STANDARD_CLOSING;
+	case -EMSGSIZE:
+		return VMLOOP_STANDARD_TOO_LARGE;
+	default:
+		return VMLOOP_STANDARD_UNREADABLE;
+	}
 }
 
-static bool may_wait(const struct net_lane *net, const struct sk_buff *skb)
+static bool may_wait(const struct net_lane *net,
+		     const struct sk_buff_head *frames)
 {
-	return !net->down &&
-	       skb_queue_len(&net->waiting) < WAITING_FRAMES &&
-	       net->waiting_bytes + skb->len <= WAITING_BYTES;
-}
+	unsigned int bytes = net->waiting_bytes;
+	const struct sk_buff *skb;
 
-static void wait(struct net_lane *net, struct sk_buff *skb)
-{
-	skb_dst_force(skb);
-	net->waiting_bytes += skb->len;
-	__skb_queue_tail(&net->waiting, skb);
+	skb_queue_walk(frames, skb)
+		bytes += skb->len;
+	return skb_queue_len(&net->waiting) + skb_queue_len(frames) <=
+	       WAITING_FRAMES && bytes <= WAITING_BYTES;
 }
 
 /* Asks for a doorbell when @skb has room, in place of one for held.c. */
@@ -145,74 +133,112 @@ static bool wait_room(struct net_lane *net, const struct sk_buff *skb)
 					     skb->len);
 }
 
+/* Has frames wait. The first one asks for the doorbell that lets all go on. */
+static void wait(struct net_lane *net, struct sk_buff_head *frames)
+{
+	bool is_first = skb_queue_empty(&net->waiting);
+	struct sk_buff *skb;
+
+	while ((skb = __skb_dequeue(frames))) {
+		skb_dst_force(skb);
+		net->waiting_bytes += skb->len;
+		__skb_queue_tail(&net->waiting, skb);
+	}
+	if (is_first && !wait_room(net, skb_peek(&net->waiting)))
+		napi_schedule(&net->napi);
+}
+
 /*
- * Puts a frame into the ring or behind it. Returns NONE if it is ours now, else
- * the counter of the reason why not; @bell is set if the peer wants a doorbell,
- * @queued if it waits.
+ * Moves what there is room for from @frames, the segments of one, to @done, and
+ * what there is not behind the ring. Returns NET_NO_REASON, or the counter of
+ * the reason why something is left in @frames; @bell is set if the peer wants a
+ * doorbell, @queued to the frames that wait.
  */
-static int take(struct net_lane *net, struct sk_buff *skb, bool *bell,
-		bool *queued)
+static int take(struct net_lane *net, struct sk_buff_head *frames,
+		struct sk_buff_head *done, bool *bell, unsigned int *queued)
 {
 	struct vmloop_lane *lane = net->lane;
-	int err = -EAGAIN;
+	struct sk_buff *skb;
+	int err = 0;
 
 	lockdep_assert_held(&lane->tx_lock);
-	*bell = false;
-	*queued = false;
-
-	if (skb_queue_empty(&net->waiting))
+	if (!skb_queue_empty(&net->waiting))
+		err = -EAGAIN;
+	while (!err && (skb = skb_peek(frames))) {
 		err = write_frame(lane, skb);
-	if (!err) {
+		if (err)
+			break;
+		__skb_unlink(skb, frames);
+		__skb_queue_tail(done, skb);
+	}
+	/* Nothing may be held back while the rest waits. */
+	if (!skb_queue_empty(done))
 		*bell = vmloop_ring_publish(&lane->tx);
-		return NONE;
-	}
-	if (err == -EPROTO) {
-		vmloop_lane_broken(lane);
-		return VMLOOP_STANDARD_CLOSING;
-	}
+	if (!err)
+		return NET_NO_REASON;
 	if (err != -EAGAIN)
-		return why_unwritable(err);
-	if (!may_wait(net, skb))
-		return net->down ? VMLOOP_STANDARD_CLOSING :
-				   VMLOOP_STANDARD_FULL;
+		return why_unwritable(lane, err);
+	if (net->down)
+		return VMLOOP_STANDARD_CLOSING;
+	/* Segments of one frame stay together. */
+	if (skb_queue_empty(done) && !may_wait(net, frames))
+		return VMLOOP_STANDARD_FULL;
+	*queued = skb_queue_len(frames);
+	wait(net, frames);
+	return NET_NO_REASON;
+}
 
-	wait(net, skb);
-	*queued = true;
-	/* The first one asks for the doorbell that lets all of them go on. */
-	if (skb_queue_len(&net->waiting) == 1 && !wait_room(net, skb))
-		napi_schedule(&net->napi);
-	return NONE;
+/*
+ * Sends frames by a lane. Returns NET_NO_REASON, or the counter of the reason
+ * why something is left in @frames.
+ */
+static int send(struct net_nic *nic, struct net_lane *net,
+		struct sk_buff_head *frames)
+{
+	struct vmloop_lane *lane = net->lane;
+	unsigned int queued = 0;
+	struct sk_buff_head done;
+	struct sk_buff *skb;
+	bool bell = false;
+	int reason;
+
+	__skb_queue_head_init(&done);
+	spin_lock(&lane->tx_lock);
+	reason = take(net, frames, &done, &bell, &queued);
+	spin_unlock(&lane->tx_lock);
+
+	if (bell)
+		net_ring(net);
+	if (queued || !skb_queue_empty(&done))
+		vmloop_lane_produced(lane);
+	if (queued) {
+		vmloop_count(lane->peer, VMLOOP_TX_QUEUED, queued);
+		vmloop_count(lane->peer, VMLOOP_TX_FULL, 1);
+	}
+	while ((skb = __skb_dequeue(&done)))
+		sent(nic, net, skb);
+	return reason;
 }
 
 /*
  * What the guest's own traffic control would see or shape must not get around
- * it, and a record must be able to say to the peer what is still to be done
- * with the frame. Returns the counter of the reason why it must take the
- * standard network, or NONE.
+ * it, and the peer must be one that takes the frame. Returns the counter of the
+ * reason why it must take the standard network, or NET_NO_REASON.
  */
 static int why_not(const struct vmloop_interface *interface,
-		   const struct vmloop_lane *lane, const struct sk_buff *skb)
+		   const struct vmloop_lane *lane, struct sk_buff *skb)
 {
 	const struct ethhdr *eth = (const struct ethhdr *)skb->data;
-	unsigned int gso = skb_is_gso(skb) ? skb_shinfo(skb)->gso_type : 0;
-	u64 features = vmloop_lane_features(lane);
 
 	if (compat_tc_egress_active(skb->dev))
 		return VMLOOP_STANDARD_CLASSIFIED;
-	if (skb->len > VMLOOP_FRAME_MAX)
-		return VMLOOP_STANDARD_TOO_LARGE;
-	if (gso && ((gso & ~GSO_KNOWN) || skb->encapsulation ||
-		    skb->ip_summed != CHECKSUM_PARTIAL))
-		return VMLOOP_STANDARD_SEGMENTATION;
 	if ((skb_vlan_tag_present(skb) || eth_type_vlan(eth->h_proto)) &&
 	    !(interface->flags & VMLOOP_PEER_TAGGED))
 		return VMLOOP_STANDARD_VLAN;
-	if ((gso & COMPAT_GSO_UDP_L4) && !(features & VMLOOP_F_GSO_UDP))
-		return VMLOOP_STANDARD_FEATURE;
 	if ((interface->flags & VMLOOP_PEER_ROUTED) &&
-	    !(features & VMLOOP_F_ROUTED))
+	    !(vmloop_lane_features(lane) & VMLOOP_F_ROUTED))
 		return VMLOOP_STANDARD_FEATURE;
-	return NONE;
+	return net_offload_why_not(skb);
 }
 
 /* The peer's interface that a frame is for: its neighbour, or over a hop. */
@@ -236,6 +262,40 @@ static struct vmloop_interface *receiver(const struct net_nic *nic,
 	return interface->flags & VMLOOP_PEER_ROUTED ? NULL : interface;
 }
 
+/*
+ * A frame that a lane may take: it, or the segments that it is made of, go there
+ * together, or to the standard network together.
+ */
+static unsigned int tx(struct net_nic *nic,
+		       const struct vmloop_interface *interface,
+		       struct vmloop_lane *lane, struct sk_buff *skb)
+{
+	struct vmloop_peer *peer = interface->peer;
+	struct sk_buff_head frames;
+	struct sk_buff *frame;
+	int reason;
+
+	__skb_queue_head_init(&frames);
+	reason = net_offload_prepare(lane, skb, &frames);
+	if (reason == NET_NO_REASON) {
+		skb_queue_walk(&frames, frame)
+			net_hop_note(frame, interface);
+		reason = send(nic, lane->priv, &frames);
+	}
+	if (reason == NET_NO_REASON)
+		return NF_STOLEN;
+
+	vmloop_count(peer, reason, skb_queue_len(&frames));
+	/* A frame that is whole goes on where it is. */
+	if (skb_peek(&frames) == skb && !net_large_is(skb)) {
+		__skb_unlink(skb, &frames);
+		return NF_ACCEPT;
+	}
+	while ((frame = __skb_dequeue(&frames)))
+		to_standard(frame);
+	return NF_STOLEN;
+}
+
 /**
  * net_tx() - a frame is about to leave an interface
  * @nic: the interface
@@ -248,10 +308,7 @@ unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb)
 {
 	struct vmloop_interface *interface;
 	struct vmloop_lane *lane;
-	struct net_lane *net;
-	bool bell, queued;
 	struct ethhdr *eth;
-	u32 position;
 	int reason;
 
 	if (!pskb_may_pull(skb, ETH_HLEN))
@@ -264,36 +321,14 @@ unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb)
 		goto standard;
 
 	lane = vmloop_peer_lane(interface->peer);
-	if (!lane) {
+	if (lane) {
+		reason = why_not(interface, lane, skb);
+		if (reason == NET_NO_REASON)
+			return tx(nic, interface, lane, skb);
+	} else {
 		reason = vmloop_peer_why_no_lane(interface->peer);
 		vmloop_peer_want(interface->peer);
-		goto past;
 	}
-	reason = why_not(interface, lane, skb);
-	if (reason != NONE)
-		goto past;
-
-	net_hop_note(skb, interface);
-	net = lane->priv;
-	spin_lock(&lane->tx_lock);
-	reason = take(net, skb, &bell, &queued);
-	position = lane->tx.head;
-	spin_unlock(&lane->tx_lock);
-	if (reason != NONE)
-		goto past;
-
-	if (bell)
-		net_ring(net);
-	vmloop_lane_produced(lane);
-	if (queued) {
-		vmloop_count(lane->peer, VMLOOP_TX_QUEUED, 1);
-		vmloop_count(lane->peer, VMLOOP_TX_FULL, 1);
-	} else {
-		sent(nic, net, skb, position);
-	}
-	return NF_STOLEN;
-
-past:
 	vmloop_count(interface->peer, reason, 1);
 standard:
 	if (net_large_is(skb)) {
@@ -301,6 +336,42 @@ standard:
 		return NF_STOLEN;
 	}
 	return NF_ACCEPT;
+}
+
+/*
+ * Moves waiting frames to @done while there is room, BATCH_BYTES at most, and
+ * those that cannot be written to @refused. Returns whether there is more to
+ * do; @bell is set if the peer wants a doorbell.
+ */
+static bool take_waiting(struct net_lane *net, struct sk_buff_head *done,
+			 struct sk_buff_head *refused, bool *bell)
+{
+	struct vmloop_lane *lane = net->lane;
+	unsigned int bytes = 0;
+	struct sk_buff *skb;
+	int err;
+
+	lockdep_assert_held(&lane->tx_lock);
+	while ((skb = skb_peek(&net->waiting)) && bytes < BATCH_BYTES) {
+		err = write_frame(lane, skb);
+		if (err == -EAGAIN) {
+			/* Nothing may be held back while we wait. */
+			*bell |= vmloop_ring_publish(&lane->tx);
+			if (wait_room(net, skb))
+				return false;
+			continue;
+		}
+		if (err == -EPROTO) {
+			vmloop_lane_broken(lane);
+			return false;
+		}
+		__skb_unlink(skb, &net->waiting);
+		net->waiting_bytes -= skb->len;
+		bytes += skb->len;
+		__skb_queue_tail(err ? refused : done, skb);
+	}
+	*bell |= vmloop_ring_publish(&lane->tx);
+	return skb;
 }
 
 /**
@@ -311,41 +382,19 @@ standard:
  */
 void net_tx_waiting(struct net_lane *net)
 {
+	struct sk_buff_head done, refused;
 	struct vmloop_lane *lane = net->lane;
-	struct sk_buff_head done;
-	bool bell = false;
+	bool bell = false, more;
 	struct sk_buff *skb;
-	u32 position;
-	int err;
 
 	/* Unlocked look: who queues one, or makes room, schedules us again. */
 	if (skb_queue_empty_lockless(&net->waiting))
 		return;
 
 	__skb_queue_head_init(&done);
+	__skb_queue_head_init(&refused);
 	spin_lock(&lane->tx_lock);
-	while ((skb = skb_peek(&net->waiting))) {
-		err = write_frame(lane, skb);
-		if (err == -EAGAIN) {
-			/* Nothing may be held back while we wait. */
-			bell |= vmloop_ring_publish(&lane->tx);
-			if (wait_room(net, skb))
-				break;
-			continue;
-		}
-		if (err == -EPROTO) {
-			vmloop_lane_broken(lane);
-			break;
-		}
-		__skb_unlink(skb, &net->waiting);
-		net->waiting_bytes -= skb->len;
-		if (err)
-			kfree_skb(skb);	/* its data cannot be read */
-		else
-			__skb_queue_tail(&done, skb);
-	}
-	bell |= vmloop_ring_publish(&lane->tx);
-	position = lane->tx.head;
+	more = take_waiting(net, &done, &refused, &bell);
 	spin_unlock(&lane->tx_lock);
 
 	if (bell)
@@ -354,29 +403,91 @@ void net_tx_waiting(struct net_lane *net)
 		vmloop_lane_produced(lane);
 	rcu_read_lock();
 	while ((skb = __skb_dequeue(&done)))
-		sent(net_nic_at(skb->dev), net, skb, position);
+		sent(net_nic_at(skb->dev), net, skb);
+	while ((skb = __skb_dequeue(&refused))) {
+		vmloop_count(lane->peer, VMLOOP_STANDARD_UNREADABLE, 1);
+		to_standard(skb);
+	}
 	rcu_read_unlock();
+	if (more)
+		napi_schedule(&net->napi);
+}
+
+/* Lets all waiting frames, or those of one interface, take the standard network. */
+static void flush(struct net_lane *net, const struct net_device *dev)
+{
+	struct sk_buff_head frames;
+	struct sk_buff *skb, *next;
+
+	__skb_queue_head_init(&frames);
+	spin_lock_bh(&net->lane->tx_lock);
+	skb_queue_walk_safe(&net->waiting, skb, next) {
+		if (dev && skb->dev != dev)
+			continue;
+		__skb_unlink(skb, &net->waiting);
+		net->waiting_bytes -= skb->len;
+		__skb_queue_tail(&frames, skb);
+	}
+	spin_unlock_bh(&net->lane->tx_lock);
+
+	rcu_read_lock_bh();
+	while ((skb = __skb_dequeue(&frames))) {
+		vmloop_count(net->lane->peer, VMLOOP_STANDARD_FLUSHED, 1);
+		to_standard(skb);
+	}
+	rcu_read_unlock_bh();
 }
 
 /**
  * net_tx_flush() - let all waiting frames take the standard network
  * @net: the lane
  *
- * Context: the lane is down or stalled, so that they do not come back to us.
+ * Context: the lane is down or stalled, so that none comes back to us.
  */
 void net_tx_flush(struct net_lane *net)
 {
-	struct sk_buff_head frames;
-	struct sk_buff *skb;
+	flush(net, NULL);
+}
 
-	__skb_queue_head_init(&frames);
-	spin_lock_bh(&net->lane->tx_lock);
-	skb_queue_splice_init(&net->waiting, &frames);
-	net->waiting_bytes = 0;
-	spin_unlock_bh(&net->lane->tx_lock);
+/**
+ * net_tx_gone() - an interface goes: nothing may wait that refers to it
+ * @dev: the interface; no frame of it comes to us any more
+ *
+ * Context: process context, RTNL held.
+ */
+void net_tx_gone(const struct net_device *dev)
+{
+	struct net_lane *net;
 
-	while ((skb = __skb_dequeue(&frames))) {
-		vmloop_count(net->lane->peer, VMLOOP_STANDARD_FLUSHED, 1);
-		dev_queue_xmit(skb);
+	mutex_lock(&lanes_mutex);
+	list_for_each_entry(net, &lanes, list) {
+		flush(net, dev);
+		/* Who waits now must ask for its own doorbell. */
+		local_bh_disable();
+		napi_schedule(&net->napi);
+		local_bh_enable();
 	}
+	mutex_unlock(&lanes_mutex);
+}
+
+/**
+ * net_tx_open() - a lane is about to be used
+ * @net: the lane; its NAPI instance is enabled
+ */
+void net_tx_open(struct net_lane *net)
+{
+	mutex_lock(&lanes_mutex);
+	list_add_tail(&net->list, &lanes);
+	mutex_unlock(&lanes_mutex);
+}
+
+/**
+ * net_tx_close() - a lane is not used any more
+ * @net: the lane, down; its NAPI instance is enabled
+ */
+void net_tx_close(struct net_lane *net)
+{
+	mutex_lock(&lanes_mutex);
+	list_del(&net->list);
+	mutex_unlock(&lanes_mutex);
 }

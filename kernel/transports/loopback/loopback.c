@@ -12,20 +12,23 @@
  * work, as the core asks for them under its mutex.
  */
 #include <linux/hex.h>
+#include <linux/log2.h>
 #include <linux/sizes.h>
 #include <linux/slab.h>
 #include <linux/vmalloc.h>
 
 #include "vmloop.h"
 
-#define RING_SIZE	SZ_1M
 #define SIDE_OFFSET	VMLOOP_SHM_PAGE
 #define DATA_OFFSET	(16 * VMLOOP_SHM_PAGE)
-#define REGION_SIZE	(DATA_OFFSET + 2 * RING_SIZE)
 
 static char *interfaces = "";
 module_param(interfaces, charp, 0444);
 MODULE_PARM_DESC(interfaces, "hardware addresses of the two interfaces, separated by a comma");
+
+static unsigned int ring_size = SZ_1M;
+module_param(ring_size, uint, 0444);
+MODULE_PARM_DESC(ring_size, "bytes of each ring, a power of two from 65536 to 16777216");
 
 /* An end of the one channel: what peer @id is reached through. */
 struct end {
@@ -72,12 +75,17 @@ static void say_directory(void)
 	vmloop_directory_end(&transport, generation);
 }
 
+static size_t region_size(void)
+{
+	return DATA_OFFSET + 2 * (size_t)ring_size;
+}
+
 static void channel_make(void)
 {
 	struct vmloop_shm_header *header;
 	unsigned int i;
 
-	region = vzalloc(REGION_SIZE);
+	region = vzalloc(region_size());
 	if (!region)
 		return;
 	header = region;
@@ -86,11 +94,11 @@ static void channel_make(void)
 		.major = VMLOOP_SHM_MAJOR,
 		.minor = VMLOOP_SHM_MINOR,
 		.kind = VMLOOP_REGION_CHANNEL,
-		.size = REGION_SIZE,
+		.size = region_size(),
 		.side_offset = { SIDE_OFFSET, SIDE_OFFSET + VMLOOP_SHM_PAGE },
 		.side_size = VMLOOP_SHM_PAGE,
-		.data_offset = { DATA_OFFSET, DATA_OFFSET + RING_SIZE },
-		.data_size = { RING_SIZE, RING_SIZE },
+		.data_offset = { DATA_OFFSET, DATA_OFFSET + ring_size },
+		.data_size = { ring_size, ring_size },
 	};
 
 	/* Each end has a tag of its own, as both are in one directory. */
@@ -102,7 +110,7 @@ static void channel_make(void)
 			.tag = tag + i,
 			.side = i,
 			.base = region,
-			.size = REGION_SIZE,
+			.size = region_size(),
 			.ring = ring,
 		};
 	}
@@ -179,6 +187,11 @@ static int parse(u8 *first, u8 *second)
 	if (!comma || !mac_pton(interfaces, first) ||
 	    !mac_pton(comma + 1, second)) {
 		pr_err("vmloop_loopback: interfaces=MAC,MAC is needed, as in interfaces=02:00:00:00:00:01,02:00:00:00:00:02\n");
+		return -EINVAL;
+	}
+	if (!is_power_of_2(ring_size) || ring_size < SZ_64K ||
+	    ring_size > SZ_16M) {
+		pr_err("vmloop_loopback: ring_size is a power of two from 65536 to 16777216\n");
 		return -EINVAL;
 	}
 	return 0;

@@ -5,6 +5,7 @@
  *	pattern serve PORT                  both protocols, IPv4 and IPv6
  *	pattern tcp HOST PORT SIZE...       one connection
  *	pattern udp HOST PORT SIZE...       one datagram at a time
+ *	pattern sctp HOST PORT SIZE...      as tcp; modprobe sctp before the server
  *	pattern short HOST PORT COUNT       so many connections, one message each
  *
  * The client sends a message of SIZE bytes, the server checks it and answers
@@ -151,15 +152,18 @@ static void serve_datagram(int fd)
 	sendto(fd, buffer, (size_t)size, 0, (struct sockaddr *)&from, length);
 }
 
-static int bound(int type, uint16_t port)
+/* Returns a negative number for a protocol that the kernel does not have. */
+static int bound(int type, int protocol, uint16_t port)
 {
 	struct sockaddr_in6 address = {
 		.sin6_family = AF_INET6,
 		.sin6_port = htons(port),
 	};
-	int fd = socket(AF_INET6, type, 0);
+	int fd = socket(AF_INET6, type, protocol);
 	int one = 1;
 
+	if (fd < 0 && protocol)
+		return fd;
 	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
 	if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof(address)))
 		fail("port %u: %s", port, strerror(errno));
@@ -168,33 +172,37 @@ static int bound(int type, uint16_t port)
 
 static void serve(uint16_t port)
 {
-	int tcp = bound(SOCK_STREAM, port);
-	int udp = bound(SOCK_DGRAM, port);
+	int udp = bound(SOCK_DGRAM, 0, port);
 	struct pollfd wait[] = {
-		{ .fd = tcp, .events = POLLIN },
 		{ .fd = udp, .events = POLLIN },
+		{ .fd = bound(SOCK_STREAM, 0, port), .events = POLLIN },
+		/* Ignored by poll() if it is not there. */
+		{ .fd = bound(SOCK_STREAM, IPPROTO_SCTP, port), .events = POLLIN },
 	};
 	int room = 4 << 20;
+	int n;
 
 	setsockopt(udp, SOL_SOCKET, SO_RCVBUFFORCE, &room, sizeof(room));
-	if (listen(tcp, 1024))
-		fail("listen: %s", strerror(errno));
+	for (n = 1; n < 3; n++)
+		if (wait[n].fd >= 0 && listen(wait[n].fd, 1024))
+			fail("listen: %s", strerror(errno));
 	signal(SIGCHLD, SIG_IGN);
 	puts("ready");
 	fflush(stdout);
 	for (;;) {
-		if (poll(wait, 2, -1) < 0)
+		if (poll(wait, 3, -1) < 0)
 			continue;
-		if (wait[1].revents)
+		if (wait[0].revents)
 			serve_datagram(udp);
-		if (wait[0].revents) {
-			int fd = accept(tcp, NULL, NULL);
+		for (n = 1; n < 3; n++) {
+			int fd = wait[n].revents ? accept(wait[n].fd, NULL, NULL) : -1;
 
 			if (fd < 0)
 				continue;
 			if (fork() == 0) {
-				close(tcp);
 				close(udp);
+				close(wait[1].fd);
+				close(wait[2].fd);
 				serve_connection(fd);
 				_exit(0);
 			}
@@ -279,6 +287,10 @@ int main(int argc, char **argv)
 		read_sizes(&plan, argv + 4);
 		fd = connected(SOCK_STREAM, argv[2], argv[3]);
 		converse(fd, &plan);
+	} else if (argc > 4 && !strcmp(argv[1], "sctp")) {
+		read_sizes(&plan, argv + 4);
+		fd = connected_by(SOCK_STREAM, IPPROTO_SCTP, argv[2], argv[3]);
+		converse(fd, &plan);
 	} else if (argc > 4 && !strcmp(argv[1], "udp")) {
 		read_sizes(&plan, argv + 4);
 		fd = connected(SOCK_DGRAM, argv[2], argv[3]);
@@ -294,7 +306,7 @@ int main(int argc, char **argv)
 			close(fd);
 		}
 	} else {
-		fail("usage: pattern serve PORT | tcp HOST PORT SIZE... | udp HOST PORT SIZE... | short HOST PORT COUNT");
+		fail("usage: pattern serve PORT | tcp|sctp HOST PORT SIZE... | udp HOST PORT SIZE... | short HOST PORT COUNT");
 	}
 	puts("ok");
 	return 0;

@@ -50,7 +50,7 @@ static inline uint64_t scatter(uint64_t x)
 }
 
 /* Connects to a numeric IPv4 or IPv6 address. */
-static inline int connected(int type, const char *host, const char *port)
+static inline int connected_by(int type, int protocol, const char *host, const char *port)
 {
 	struct sockaddr_in6 v6 = {
 		.sin6_family = AF_INET6,
@@ -70,10 +70,15 @@ static inline int connected(int type, const char *host, const char *port)
 	} else if (inet_pton(AF_INET, host, &v4.sin_addr) != 1) {
 		fail("%s: not a numeric address", host);
 	}
-	fd = socket(address->sa_family, type, 0);
+	fd = socket(address->sa_family, type, protocol);
 	if (fd < 0 || connect(fd, address, size))
 		fail("connect to %s: %s", host, strerror(errno));
 	return fd;
+}
+
+static inline int connected(int type, const char *host, const char *port)
+{
+	return connected_by(type, 0, host, port);
 }
 
 #endif /* TOOL_H */
