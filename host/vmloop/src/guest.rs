@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! In a guest: what the kernel modules say.
 
+mod explain;
 mod netlink;
 
 use std::io::{self, Write};
@@ -11,6 +12,7 @@ use crate::host::print_json;
 use crate::options::{Command, Options};
 use crate::table::{Table, bytes, dash};
 use crate::top::{self, Row};
+use explain::Explanation;
 use netlink::{Modules, Peer, Status};
 
 /// Whether the kernel modules are loaded here.
@@ -38,7 +40,19 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     match &options.command {
         Command::Status { json } => {
             let status = modules.status()?;
-            if *json { print_json(out, &status) } else { Ok(show_status(out, &status)?) }
+            let peers = modules.peers()?;
+            let why: Vec<_> =
+                peers.iter().map(|peer| explain::explain(peer, status.enabled)).collect();
+            if *json {
+                print_json(out, &Whole { status, why })
+            } else {
+                Ok(show_status(out, &status, &why)?)
+            }
+        }
+        Command::Explain { peer, json } => {
+            let enabled = modules.status()?.enabled;
+            let one = explain::explain(&find(&mut modules, peer)?, enabled);
+            if *json { print_json(out, &one) } else { Ok(explain::show(out, &one)?) }
         }
         Command::Ls { json } => {
             let peers = modules.peers()?;
@@ -64,16 +78,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         Command::On => modules.enable(true).map_err(as_root),
         Command::Reset { peer, other } => {
             anyhow::ensure!(other.is_none(), "in a guest, name one peer");
-            let wanted = peer.to_ascii_lowercase();
-            let peers = modules.peers()?;
-            let mut found = peers.iter().filter(|one| one.name == *peer || one.id == wanted);
-            let one = found
-                .next()
-                .with_context(|| format!("there is no peer {peer:?}\n  see vmloop ls"))?;
-            anyhow::ensure!(
-                found.next().is_none(),
-                "several peers are called {peer:?}\n  give an identity; see vmloop ls --json"
-            );
+            let one = find(&mut modules, peer)?;
             modules.reset(u64::from_str_radix(&one.id, 16)?).map_err(as_root)
         }
         Command::Attach { .. }
@@ -89,7 +94,28 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     }
 }
 
-fn show_status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
+/// This guest, and why frames for its peers take the standard network.
+#[derive(serde::Serialize)]
+struct Whole {
+    #[serde(flatten)]
+    status: Status,
+    why: Vec<Explanation>,
+}
+
+/// The peer with a name or an identity.
+fn find(modules: &mut Modules, peer: &str) -> anyhow::Result<Peer> {
+    let wanted = peer.to_ascii_lowercase();
+    let mut found = modules.peers()?.into_iter().filter(|one| one.name == peer || one.id == wanted);
+    let one =
+        found.next().with_context(|| format!("there is no peer {peer:?}\n  see vmloop ls"))?;
+    anyhow::ensure!(
+        found.next().is_none(),
+        "several peers are called {peer:?}\n  give an identity; see vmloop ls --json"
+    );
+    Ok(one)
+}
+
+fn show_status(out: &mut dyn Write, status: &Status, why: &[Explanation]) -> io::Result<()> {
     let known = |hex: &str| !hex.trim_start_matches('0').is_empty();
     writeln!(
         out,
@@ -104,11 +130,17 @@ fn show_status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     }
     let agent = if known(&status.agent) { &status.agent } else { "none heard of" };
     writeln!(out, "agent       {agent}")?;
-    writeln!(out, "peers       {} ({} channels up)", status.peers, status.channels_up)?;
-    if status.routed_ips.is_empty() {
-        return Ok(());
+    if !status.routed_ips.is_empty() {
+        writeln!(out, "routed      {}", status.routed_ips.join(" "))?;
     }
-    writeln!(out, "routed      {}", status.routed_ips.join(" "))
+    writeln!(out, "peers       {} ({} channels up)", status.peers, status.channels_up)?;
+    for one in why {
+        explain::show_line(out, one)?;
+    }
+    if why.iter().any(|one| !one.reasons.is_empty()) {
+        writeln!(out, "  for more: vmloop explain PEER")?;
+    }
+    Ok(())
 }
 
 fn show_peers(out: &mut dyn Write, peers: &[Peer]) -> io::Result<()> {

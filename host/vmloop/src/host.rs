@@ -159,7 +159,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             let _: Value = agent.call(&Request::Reset { a: peer.clone(), b: other })?;
             Ok(())
         }
-        Command::Off | Command::On => {
+        Command::Off | Command::On | Command::Explain { .. } => {
             anyhow::bail!(
                 "this is for guests\n  on a host: vmloop detach GUEST, vmloop attach, or a policy"
             )

@@ -100,6 +100,15 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Say how the channel to a peer stands, why frames for it take the standard
+    /// network, and what to do about it (guest)
+    Explain {
+        /// Name or identity of the peer
+        peer: String,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Watch the traffic of every channel
     Top {
         /// Seconds between two looks
