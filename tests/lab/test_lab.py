@@ -30,6 +30,13 @@ def test_guests_reach_each_other(g1, g2):
     assert g1.run("cat /sys/class/net/eth0/address").out.strip() == g1.mac
 
 
+def test_cpus(lab, g1):
+    """As many as the test session wants, two if it does not say; a guest that is added can have another number."""
+    assert int(g1.run("nproc").out) == g1.spec.cpus
+    one = lab.add_guest(cpus=1)
+    assert int(one.run("nproc").out) == 1
+
+
 def test_iperf3(g1, g2):
     with g2.popen("iperf3 -s -1 --forceflush") as server:
         server.wait_for("Server listening")
