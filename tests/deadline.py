@@ -117,8 +117,12 @@ def group_of(item: pytest.Item) -> str:
     if stage:
         return str(stage)
     mark = item.get_closest_marker("lab")
-    kind = str(mark.kwargs.get("kind", "kvm")) if mark else "kvm"
-    return f"migrations {kind}" if item.get_closest_marker("migrations") else f"lab {kind}"
+    options = mark.kwargs if mark else {}
+    kind = options.get("kind", "kvm")
+    if item.get_closest_marker("migrations"):
+        return f"migrations {kind}"
+    # A machine by itself may have any kernel: what one of them lacks is not to hold up the others.
+    return f"lab {kind} {options.get('kernel', '')}".rstrip() if kind == "solo" else f"lab {kind}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

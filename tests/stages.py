@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-KERNEL_MEMORY = {"debug": (8192, 2304)}
+KERNEL_MEMORY = {"debug": (8192, 2304), "kcsan": (8192, 2304)}
 """MiB of a KVM host and of each of its guests, where a kernel wants more than others."""
 HOST_MEMORY = 6144
 GUEST_MEMORY = 1536
@@ -42,11 +42,14 @@ ON_CPUS = ("test_transitions.py", "test_hostile.py", "test_traffic.py")
 ALL = (
     *MAIN,
     Stage("6.12-q35", "Debian 12's newer kernel; PCI Express, whose slots are hotplugged in another way"),
-    Stage("newest-q35", "the newest kernel that is made for a stable Debian"),
+    Stage("trixie-q35", "Debian 13's kernel"),
+    Stage("newest-q35", "the newest kernel that Debian makes for a stable release"),
     Stage("6.1-pc-1cpu", "one context at a time: what the others interrupt is whole", ON_CPUS),
     Stage("6.1-pc-4cpu", "more contexts at the same time than with two CPUs", ON_CPUS),
-    Stage("6.12-q35-4cpu", "the same on the newer kernel", ON_CPUS),
+    Stage("6.12-q35-4cpu", "the same on Debian 12's newer kernel", ON_CPUS),
+    Stage("newest-q35-4cpu", "the same on the newest kernel", ON_CPUS),
     Stage("debug-pc", "KASAN, lockdep and kmemleak"),
+    Stage("kcsan-pc", "races between what several CPUs do to the same word", ON_CPUS),
 )
 """What `make test-all` boots, in this order."""
 

@@ -354,7 +354,8 @@ def test_parts_of_a_run(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(runner, "modules_of", lambda kernel: [debug] if kernel == "debug" else [])
     tools = runner.Step("tools", "", prepares=True)
     checks = [runner.Step(f"check {n}", "", needs=("tools",)) for n in range(4)]
-    monkeypatch.setattr(runner, "SUITES", {"check": lambda: [tools, *checks], "all": list})
+    others = runner.Step("others", "")
+    monkeypatch.setattr(runner, "SUITES", {"check": lambda: [tools, *checks], "all": lambda: [others]})
     steps: list[str] = []
     tests: list[str] = []
     prepared = {"lab tools", "build"}
@@ -365,6 +366,7 @@ def test_parts_of_a_run(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp
                 assert names[:1] in ([], ["tools"])
                 steps += names[1:]
                 continue
+            steps += [name for name in names if name == "others"]
             for step in found.steps:
                 if step.name.startswith("labs "):
                     mine = (tmp_path / f"{step.name.replace(' ', '-')}.tests").read_text().splitlines()
@@ -373,7 +375,7 @@ def test_parts_of_a_run(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp
                     tests += mine
                     needs = prepared | {"debug kernel"} if step.name == "labs b" else prepared
                     assert set(step.needs) == needs <= set(names)
-    assert steps == [f"check {n}" for n in range(4)]
+    assert steps == [*(f"check {n}" for n in range(4)), "others"]
     assert tests == [one.name for one in planned]
 
 
@@ -383,6 +385,7 @@ def test_a_run_says_how_long_it_takes(
     planned = [Planned(f"t-{n}", "6.1-pc", "a lab", 600.0, "6.1") for n in range(12)]
     monkeypatch.setattr(runner, "planned_tests", lambda: planned)
     monkeypatch.setattr(runner, "built", list)
+    monkeypatch.setitem(runner.SUITES, "all", list)
     monkeypatch.setattr(runner, "steps_of", lambda tests: [runner.Step("a step", "true")])
     monkeypatch.setattr(
         runner.Durations, "load", lambda *_: runner.Durations(steps={"a step": 0.0}, boots={"a lab": 300})
