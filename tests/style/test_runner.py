@@ -255,12 +255,12 @@ def test_a_pytest_that_has_not_run_the_core_list_fails(
 @pytest.mark.parametrize(
     ("machine", "told", "slow", "said"),
     [
-        (1.0, None, "1", "--pace 2.00"),
-        (1.9, None, "1", "--pace 2.00"),
-        (3.2, None, "3", "--pace 3.00"),
-        (40.0, None, "8", "--pace 8.00"),
+        (1.0, None, "1", "--pace 1.00"),
+        (1.9, None, "1", "--pace 1.90"),
+        (3.2, None, "3", "--pace 3.20"),
+        (40.0, None, "8", "--pace 40.00"),
         (3.2, "5", "5", "--pace 5.00"),
-        (3.2, "1", "1", "--pace 2.00"),
+        (3.2, "1", "1", "--pace 3.20"),
     ],
 )
 def test_a_pytest_is_told_by_when_to_end_and_how_slow_the_machine_is(
@@ -272,7 +272,7 @@ def test_a_pytest_is_told_by_when_to_end_and_how_slow_the_machine_is(
     slow: str,
     said: str,
 ) -> None:
-    """Steps took twice as long as recorded so far. Clocks are slowed where they must be, or as one was told."""
+    """What steps took so far does not count. Clocks are slowed where they must be, or as one was told."""
     monkeypatch.setattr(runner, "machine_pace", lambda: machine)
     if told:
         monkeypatch.setenv("VMLAB_SLOW", told)
