@@ -7,15 +7,15 @@
     --plan FILE        write there what would run, and run nothing
     --account FILE     write there what was not run, and how long what was run took
 
-A test may begin if it, all of the core list that is still to come (with the
-boots of its labs), and the taking down of labs are over before the deadline; as
-long as each is expected to take from tests/durations.json, and from how what
-has run so far compares to that. The core list itself may always try.
+A test may begin if there is time for it, for all core tests that are still to
+come, for the boots of their labs, and for taking labs down. The times expected
+are those of tests/durations.json, multiplied by how this run compares to them
+so far. Core tests begin as long as any time is left.
 """
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ class Account:
     pace: float
     recorded: Durations
     begun: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    """Tests that failed, and labs whose first test failed before it began: what they took is nobody's."""
     took: Durations = field(default_factory=Durations)
     expected_so_far: float = 0.0
     took_so_far: float = 0.0
@@ -67,6 +69,11 @@ class Account:
             self.expected_so_far += self.recorded.test(name)
         self.took_so_far += call.duration
         self.lab = lab or self.lab
+
+    def good(self) -> Durations:
+        """How long took what did not fail."""
+        tests = {name: seconds for name, seconds in self.took.tests.items() if name not in self.failed}
+        return Durations(tests=tests, boots={k: v for k, v in self.took.boots.items() if k not in self.failed})
 
     def boot_before(self, lab: str, running: str) -> float:
         """Seconds of the boot that a test needs where another lab runs."""
@@ -188,10 +195,17 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Note how long each phase took."""
-    item.config.stash[ACCOUNT].add(item, call, item.config.stash[POOL].boots)
-    return (yield)
+    account = item.config.stash[ACCOUNT]
+    account.add(item, call, item.config.stash[POOL].boots)
+    report = yield
+    if report.failed:
+        account.failed.add(name_of(item))
+        account.failed.add(lab_of(item) if call.when == "setup" else "")
+    return report
 
 
 def not_run(session: pytest.Session) -> list[pytest.Item]:
@@ -208,7 +222,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         found = {
             "not_run": [name_of(item) for item in left],
             "core_not_run": [name_of(item) for item in left if is_core(item)],
-            "took": asdict(account.took),
+            "took": asdict(account.good()),
         }
         target.write_text(json.dumps(found, indent=1))
 

@@ -148,6 +148,22 @@ def test_the_pace_can_be_told(run):
     assert passed == ["test_a", "test_b"]
 
 
+def test_what_failed_is_not_recorded(run):
+    """It may have hung."""
+    lab = "@pytest.mark.lab(guests=1)\n"
+    tests = f"{lab}def test_a(takes, lab): takes(500); assert False\n" + test_named("b", 10, lab, ", lab")
+    _, passed, account = run(tests, RECORDED, boot=200)
+    assert passed == ["test_b"]
+    assert account["took"] == {"steps": {}, "tests": {"test_it.py::test_b": 10}, "boots": {"guests=1": 200}}
+
+
+def test_a_boot_that_failed_is_not_recorded(run):
+    lab = "@pytest.mark.lab(guests=1)\n"
+    tests = f"@pytest.fixture\ndef bad(lab): assert False\n{lab}def test_a(bad, takes): pass\n"
+    _, passed, account = run(tests, RECORDED, boot=200)
+    assert passed == [] and account["took"] == {"steps": {}, "tests": {}, "boots": {}}
+
+
 def test_what_was_not_come_to_when_it_is_ended_is_named(run):
     tests = test_named("a", 1) + "def test_b(): raise KeyboardInterrupt\n" + test_named("c", 1)
     _, passed, account = run(tests, RECORDED, process=True)
