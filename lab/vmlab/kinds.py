@@ -44,6 +44,8 @@ class Outer:
     append: str = ""
     """More for its kernel's command line, where it is what is tried."""
     emulator: Emulator = field(default_factory=Emulator)
+    init: str = ""
+    """Process 1 of a KVM host: ``systemd``, or the lab's agent if empty."""
 
 
 class HostKind(ABC):

@@ -35,7 +35,8 @@ class Kvm(HostKind):
         cpu, append = ["-accel", "kvm", "-cpu", "host", "-smp", "2"], ""
         if outer.accelerator == "tcg":
             cpu, append = ["-accel", "tcg,thread=multi", "-cpu", TCG_CPU, *TCG_CPUS], TCG_APPEND
-        return outer_command(outer, cpu, linux(outer, kernels.build_initramfs(outer.kernel), {}, append))
+        initramfs = kernels.build_initramfs(outer.kernel)
+        return outer_command(outer, cpu, linux(outer, initramfs, {"init": outer.init}, append))
 
     def start_script(self, guest: "Guest", kernel: kernels.Kernel, modules: Path, incoming: bool = False) -> str:
         spec = guest.spec

@@ -95,6 +95,7 @@ class Lab:
         modules: str | Path | None = None,
         accelerator: str = "auto",
         virtual_time: bool = False,
+        init: str = "",
         bound: bool = False,
     ) -> "Lab":
         """Boot a host and its guests g1 to gN.
@@ -106,7 +107,8 @@ class Lab:
         be migrated; ``memory`` is that of each host. ``kernel``, ``machine``, ``mtu``,
         ``guest_memory``, ``guest_cpus`` (0: as many as the stage allows), ``append`` and ``modules`` are the
         guests' defaults. ``virtual_time`` has the clocks of
-        a Xen host go by the instructions that were executed. ``bound`` ties the
+        a Xen host go by the instructions that were executed. ``init="systemd"``
+        makes systemd process 1 of a KVM host. ``bound`` ties the
         lab's life to this process. Raises LabFailed or GuestFailed when
         something does not boot in time, VmlabError when something is missing
         or the lab is up already.
@@ -132,8 +134,12 @@ class Lab:
             kernels.find_kernel(kernel)
             host.check_hosts(hosts, virtual_time)
             defaults["movable"] = hosts > 1
+            if init and (init, kind) != ("systemd", "kvm"):
+                raise VmlabError(f"{init} as process 1 of a {kind} host: there is systemd on a KVM host, and no other")
             chosen = host.choose_accelerator(accelerator, virtual_time)
-            lab._boot_hosts(host, outer, memory or host.memory, chosen, virtual_time, defaults, bound, hosts, cpus)
+            lab._boot_hosts(
+                host, outer, memory or host.memory, chosen, virtual_time, defaults, bound, hosts, cpus, init
+            )
         try:
             for one in lab.hosts.values():
                 one.run("true", timeout=host.boot_seconds * hosts)
@@ -376,7 +382,7 @@ class Lab:
 
     def _boot_hosts(
         self, kind: HostKind, kernel: kernels.Kernel, memory: int, accelerator: str, virtual_time: bool,
-        defaults: dict[str, Any], bound: bool, count: int, cpus: int,
+        defaults: dict[str, Any], bound: bool, count: int, cpus: int, init: str,
     ) -> None:  # fmt: skip
         factor = dilation.factor(accelerator, virtual_time)
         qemu = emulator.find()
@@ -399,7 +405,7 @@ class Lab:
             Outer(
                 self.name, kernel, modules, self.directory, self.run_dir / name, memory, accelerator, virtual_time,
                 defaults["machine"], name, number if count > 1 else 0, cpus, defaults["extra_append"],
-                qemu,
+                qemu, init,
             )
             for number, name in enumerate(names, 1)
         ]  # fmt: skip

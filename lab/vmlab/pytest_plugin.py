@@ -133,7 +133,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "lab(guests=2, kind=, hosts=, kernel=, machine=, mtu=, memory=, cpus=, guest_memory=, guest_cpus=, "
-        "append=, modules=, virtual_time=): boots a lab",
+        "append=, modules=, virtual_time=, init=): boots a lab",
     )
     config.addinivalue_line("markers", "keeps(name, ...): leaves guests that earlier tests added")
     config.stash[POOL] = LabPool(config)
