@@ -5,6 +5,9 @@
  *
  * Owns the two address notifiers and one work. The notifiers run under RTNL
  * or in atomic context and only queue the work.
+ *
+ * In network namespaces beside the first one only devices of a bus count: a user
+ * can make any other kind there, with the address of an interface that is not his.
  */
 #include <linux/if_arp.h>
 #include <linux/inetdevice.h>
@@ -63,19 +66,33 @@ static void add_ipv6(const struct net_device *dev)
 	read_unlock_bh(&in6_dev->lock);
 }
 
-static void advertise_work(struct work_struct *work)
+static void add_namespace(const struct net *net)
 {
-	struct vmloop_transport *transport;
 	const struct net_device *dev;
 
-	rtnl_lock();
-	address_count = 0;
-	for_each_netdev(&init_net, dev) {
+	for_each_netdev(net, dev) {
 		if (dev->type != ARPHRD_ETHER || !(dev->flags & IFF_UP))
+			continue;
+		if (!net_eq(net, &init_net) && !dev->dev.parent)
 			continue;
 		add_ipv4(dev);
 		add_ipv6(dev);
 	}
+}
+
+static void advertise_work(struct work_struct *work)
+{
+	struct vmloop_transport *transport;
+	struct net *net;
+
+	rtnl_lock();
+	address_count = 0;
+	add_namespace(&init_net);
+	down_read(&net_rwsem);
+	for_each_net(net)
+		if (!net_eq(net, &init_net))
+			add_namespace(net);
+	up_read(&net_rwsem);
 	mutex_lock(&vmloop_mutex);
 	list_for_each_entry(transport, &vmloop_transports, list)
 		if (transport->agent && transport->ops->advertise)

@@ -115,6 +115,13 @@ void vmloop_lane_ring(struct vmloop_lane *lane)
 }
 EXPORT_SYMBOL_GPL(vmloop_lane_ring);
 
+/* What is published by now is to be consumed in time. */
+static void stall_mark(struct vmloop_channel *channel)
+{
+	WRITE_ONCE(channel->stall_mark, READ_ONCE(channel->lane.tx.published));
+	WRITE_ONCE(channel->stall_until, jiffies + VMLOOP_STALL_READ_TIME);
+}
+
 /**
  * vmloop_lane_produced() - records were published: watch that they are read
  * @lane: a lane that was up when the caller found it
@@ -132,6 +139,7 @@ void vmloop_lane_produced(struct vmloop_lane *lane)
 		return;
 	WRITE_ONCE(channel->stall_tail,
 		   READ_ONCE(channel->region.theirs->lane[0].rx_tail));
+	stall_mark(channel);
 	mod_timer(&channel->stall, jiffies + VMLOOP_STALL_TIME);
 }
 EXPORT_SYMBOL_GPL(vmloop_lane_produced);
@@ -139,16 +147,18 @@ EXPORT_SYMBOL_GPL(vmloop_lane_produced);
 /**
  * vmloop_lane_broken() - the peer broke the protocol: end the channel
  * @lane: a lane of the channel
+ * @fault: what one of its rings found
  *
  * Context: any, between the path's lane_open and the end of its lane_close.
  */
-void vmloop_lane_broken(struct vmloop_lane *lane)
+void vmloop_lane_broken(struct vmloop_lane *lane, enum vmloop_ring_fault fault)
 {
 	struct vmloop_channel *channel = lane->channel;
 
 	if (READ_ONCE(channel->broken))
 		return;
-	WRITE_ONCE(channel->broken, true);
+	/* Of two at once either is as good a reason. */
+	WRITE_ONCE(channel->broken, (enum vmloop_break)fault);
 	mod_delayed_work(vmloop_workqueue, &channel->link->work, 0);
 }
 EXPORT_SYMBOL_GPL(vmloop_lane_broken);
@@ -171,16 +181,28 @@ static void stall_timer(struct timer_list *timer)
 		container_of(timer, struct vmloop_channel, stall);
 	struct vmloop_lane *lane = &channel->lane;
 	bool was = channel->stalled;
-	bool pending, moved;
+	bool pending, moved, read;
 	u32 tail;
 
 	/* Only compared, never used as a position. */
 	tail = READ_ONCE(channel->region.theirs->lane[0].rx_tail);
 	pending = tail != READ_ONCE(lane->tx.published);
-	moved = tail != channel->stall_tail;
-	channel->stall_tail = tail;
+	moved = tail != READ_ONCE(channel->stall_tail);
+	WRITE_ONCE(channel->stall_tail, tail);
+	read = (s32)(tail - READ_ONCE(channel->stall_mark)) >= 0;
 
-	WRITE_ONCE(channel->stalled, pending && !moved);
+	/*
+	 * A tail that creeps holds up frames as one that stands: what was there
+	 * when the time began must have been consumed when it ends. A peer that
+	 * was stalled is back when it has consumed that.
+	 */
+	if (!pending || read)
+		WRITE_ONCE(channel->stalled, false);
+	else if (!moved ||
+		 time_after_eq(jiffies, READ_ONCE(channel->stall_until)))
+		WRITE_ONCE(channel->stalled, true);
+	if (read)
+		stall_mark(channel);
 	if (channel->stalled != was) {
 		trace_vmloop_stall(channel->peer, !was);
 		if (!was)
@@ -261,7 +283,7 @@ static void channel_begin(struct vmloop_link *link, struct vmloop_peer *peer,
 
 	vmloop_peer_get(peer);
 	peer->channel = channel;
-	cancel_delayed_work(&peer->request);
+	vmloop_peer_request_cancel(peer);
 	vmloop_peer_set_state(peer, VMLOOP_CHANNEL_OPENING, 0);
 	rcu_assign_pointer(link->channel, channel);
 
@@ -307,8 +329,8 @@ void vmloop_channels_adopt(struct vmloop_transport *transport)
 		peer = vmloop_peer_find_tag(link->transport, link->tag);
 		if (!peer || peer->channel)
 			continue;
-		if (peer->state == VMLOOP_CHANNEL_BROKEN) {
-			/* It asked; we do not want to. */
+		if (vmloop_peer_is_shunned(peer)) {
+			/* It asked; we do not want to, yet. */
 			link->used = true;
 			report(link, VMLOOP_STATE_BROKEN);
 			continue;
@@ -322,13 +344,18 @@ static void channel_up(struct vmloop_channel *channel)
 	const struct vmloop_shm_side *theirs = channel->region.theirs;
 	struct vmloop_lane *lane = &channel->lane;
 
-	if (READ_ONCE(theirs->major) != VMLOOP_SHM_MAJOR ||
-	    vmloop_region_rx(&channel->region, 0, lane->path->kind, &lane->rx)) {
-		channel->broken = true;
+	if (READ_ONCE(theirs->major) != VMLOOP_SHM_MAJOR) {
+		channel->broken = VMLOOP_BREAK_VERSION;
+		return;
+	}
+	if (vmloop_region_rx(&channel->region, 0, lane->path->kind,
+			     &lane->rx)) {
+		channel->broken = VMLOOP_BREAK_LANE;
 		return;
 	}
 	channel->features = READ_ONCE(theirs->features) & lane->path->features;
 	channel->idle_since = jiffies;
+	channel->up_since = jiffies;
 	WRITE_ONCE(channel->state, VMLOOP_CHANNEL_UP);
 	lane->path->lane_up(lane);
 	rcu_assign_pointer(channel->peer->up, lane);
@@ -410,7 +437,7 @@ static void channel_end(struct vmloop_channel *channel)
 {
 	struct vmloop_link *link = channel->link;
 	struct vmloop_peer *peer = channel->peer;
-	bool broken;
+	enum vmloop_break broken;
 
 	lockdep_assert_held(&vmloop_mutex);
 	/*
@@ -430,8 +457,11 @@ static void channel_end(struct vmloop_channel *channel)
 	peer->channel = NULL;
 	peer->attempts = 0;
 	clear_bit(0, &peer->wanted);
-	vmloop_peer_set_state(peer, broken ? VMLOOP_CHANNEL_BROKEN :
-					     VMLOOP_CHANNEL_NONE, 0);
+	if (broken)
+		vmloop_peer_broke(peer, broken, channel->up_since ?
+				  jiffies - channel->up_since : 0);
+	else
+		vmloop_peer_set_state(peer, VMLOOP_CHANNEL_NONE, 0);
 	report(link, broken ? VMLOOP_STATE_BROKEN : VMLOOP_STATE_CLOSED);
 	kfree(channel);
 	vmloop_peer_put(peer);

@@ -18,8 +18,22 @@
 /* How long a closing channel may take to drain. */
 #define VMLOOP_DRAIN_TIME	(HZ / 5)
 
-/* A peer that consumes nothing for so long is held for dead. */
+/*
+ * A peer is stalled that consumes nothing for so long, or has not consumed in
+ * VMLOOP_STALL_READ_TIME what was published when that began.
+ */
 #define VMLOOP_STALL_TIME	msecs_to_jiffies(300)
+#define VMLOOP_STALL_READ_TIME	HZ
+
+/*
+ * After a peer broke the protocol it is asked again later and later, and after
+ * so many times in a row not before an operator says so. A channel that was up
+ * for so long begins a new row.
+ */
+#define VMLOOP_BREAKS_MAX	8
+#define VMLOOP_BREAK_RETRY	HZ
+#define VMLOOP_BREAK_RETRY_MAX	(300 * HZ)
+#define VMLOOP_BREAK_FORGOTTEN	(600 * HZ)
 
 /* Interfaces of peers that one transport's directory may hold. */
 #define VMLOOP_DIRECTORY_MAX	4096
@@ -38,15 +52,19 @@ extern struct workqueue_struct *vmloop_workqueue;
  * @state: how we stand to it
  * @reason: VMLOOP_REFUSED_*, with state REFUSED
  * @attempts: how often we have asked for a channel
+ * @breaks: how often in a row it broke the protocol
+ * @break_reason: how it did last
+ * @retry_at: with state BROKEN: not to be asked before then, in jiffies
  * @gone: it was taken out of the directory
  * @wanted: bit 0: a frame for it asked for a channel; bit 1: one once did
  * @channel: its channel from the link's arrival to its removal
  * @up: the lane that producers use while the channel is up; RCU
- * @request: asks the agent
+ * @request: asks the agent; vmloop_peer_request_in()
  * @interfaces: its interfaces
  * @stats: its counters; they outlive its channels
  * @list: in the list of all peers
- * @refs: one for the directory, one for each channel
+ * @refs: one for the directory, one for each channel, one for @request while
+ *	it is queued or runs
  * @rcu: frees it
  *
  * All under the core mutex, but @wanted (atomic), @up (RCU) and @stats.
@@ -60,6 +78,9 @@ struct vmloop_peer {
 	enum vmloop_channel_state state;
 	u32 reason;
 	unsigned int attempts;
+	unsigned int breaks;
+	enum vmloop_break break_reason;
+	unsigned long retry_at;
 	bool gone;
 	unsigned long wanted;
 	struct vmloop_channel *channel;
@@ -79,11 +100,15 @@ struct vmloop_peer {
  * @region: the memory, checked
  * @state: OPENING, UP or CLOSING
  * @features: VMLOOP_F_* that both sides offer
- * @broken: the peer broke the protocol; latched, single word
+ * @broken: how the peer broke the protocol, if it did; latched, single word
  * @stalled: the peer does not consume; single word, written by @stall
- * @stall_tail: the peer's position when the timer was set
+ * @stall_tail: the peer's position when the timer was set; by @stall, and who
+ *	sets it
+ * @stall_mark: what the peer must have consumed by @stall_until; by the same
+ * @stall_until: in jiffies; by the same
  * @stall: watches over records that are not consumed
  * @deadline: when draining ends, in jiffies
+ * @up_since: when it came up, in jiffies
  * @idle: reported as idle
  * @idle_frames: sum of frames when last looked at
  * @idle_since: when that sum last changed, in jiffies
@@ -97,11 +122,14 @@ struct vmloop_channel {
 	struct vmloop_region region;
 	enum vmloop_channel_state state;
 	u64 features;
-	bool broken;
+	enum vmloop_break broken;
 	bool stalled;
 	u32 stall_tail;
+	u32 stall_mark;
+	unsigned long stall_until;
 	struct timer_list stall;
 	unsigned long deadline;
+	unsigned long up_since;
 	bool idle;
 	u64 idle_frames;
 	unsigned long idle_since;
@@ -118,6 +146,11 @@ void vmloop_peer_put(struct vmloop_peer *peer);
 void vmloop_peer_set_state(struct vmloop_peer *peer,
 			   enum vmloop_channel_state state, u32 reason);
 void vmloop_peer_request_now(struct vmloop_peer *peer);
+void vmloop_peer_request_in(struct vmloop_peer *peer, unsigned long delay);
+void vmloop_peer_request_cancel(struct vmloop_peer *peer);
+void vmloop_peer_broke(struct vmloop_peer *peer, enum vmloop_break reason,
+		       unsigned long up);
+bool vmloop_peer_is_shunned(const struct vmloop_peer *peer);
 void vmloop_directory_clear(struct vmloop_transport *transport);
 u64 vmloop_peer_counter(const struct vmloop_peer *peer,
 			enum vmloop_counter counter);
@@ -139,6 +172,7 @@ const char *vmloop_channel_state_name(enum vmloop_channel_state state);
 const struct vmloop_path *vmloop_path_find(u32 kind);
 void vmloop_paths_directory_changed(void);
 bool vmloop_paths_are_told(void);
+void vmloop_path_init(void);
 void vmloop_path_exit(void);
 
 /* transport.c */

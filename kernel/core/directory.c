@@ -199,10 +199,84 @@ void vmloop_peer_set_state(struct vmloop_peer *peer,
 	vmloop_netlink_peer_changed(peer);
 }
 
+/**
+ * vmloop_peer_request_in() - ask the agent for a channel, later
+ * @peer: the peer
+ * @delay: when, in jiffies; if that was said before, it stays as it was
+ *
+ * The work has a reference to the peer: whoever takes the peer out of the
+ * directory does not wait for it.
+ *
+ * Context: any but hard interrupt; core mutex or rcu_read_lock() held.
+ */
+void vmloop_peer_request_in(struct vmloop_peer *peer, unsigned long delay)
+{
+	/* Found under RCU, it may be about to be freed. */
+	if (!kref_get_unless_zero(&peer->refs))
+		return;
+	if (!queue_delayed_work(vmloop_workqueue, &peer->request, delay))
+		vmloop_peer_put(peer);
+}
+
+/**
+ * vmloop_peer_request_cancel() - do not ask after all, unless that has begun
+ * @peer: the peer; the caller has another reference
+ *
+ * Context: core mutex held.
+ */
+void vmloop_peer_request_cancel(struct vmloop_peer *peer)
+{
+	lockdep_assert_held(&vmloop_mutex);
+	if (cancel_delayed_work(&peer->request))
+		vmloop_peer_put(peer);
+}
+
+/**
+ * vmloop_peer_is_shunned() - whether a peer that broke the protocol is refused
+ * @peer: the peer
+ *
+ * Context: core mutex held.
+ * Return: true until it is time to try again.
+ */
+bool vmloop_peer_is_shunned(const struct vmloop_peer *peer)
+{
+	lockdep_assert_held(&vmloop_mutex);
+	return peer->state == VMLOOP_CHANNEL_BROKEN &&
+	       (peer->breaks >= VMLOOP_BREAKS_MAX ||
+		time_before(jiffies, peer->retry_at));
+}
+
+/**
+ * vmloop_peer_broke() - a peer's channel has ended because it broke the protocol
+ * @peer: the peer
+ * @reason: how
+ * @up: for how long the channel was up, in jiffies
+ *
+ * Context: core mutex held.
+ */
+void vmloop_peer_broke(struct vmloop_peer *peer, enum vmloop_break reason,
+		       unsigned long up)
+{
+	unsigned long delay;
+
+	lockdep_assert_held(&vmloop_mutex);
+	if (up >= VMLOOP_BREAK_FORGOTTEN)
+		peer->breaks = 0;
+	if (peer->breaks < VMLOOP_BREAKS_MAX)
+		peer->breaks++;
+	peer->break_reason = reason;
+	delay = min_t(unsigned long, VMLOOP_BREAK_RETRY << (peer->breaks - 1),
+		      VMLOOP_BREAK_RETRY_MAX);
+	peer->retry_at = jiffies + delay;
+	vmloop_peer_set_state(peer, VMLOOP_CHANNEL_BROKEN, 0);
+	if (!peer->gone && peer->breaks < VMLOOP_BREAKS_MAX)
+		vmloop_peer_request_in(peer, delay);
+}
+
 /* May it be asked for again? */
 static void peer_forget_answer(struct vmloop_peer *peer)
 {
-	cancel_delayed_work(&peer->request);
+	vmloop_peer_request_cancel(peer);
 	peer->attempts = 0;
 	clear_bit(0, &peer->wanted);
 	vmloop_peer_set_state(peer, VMLOOP_CHANNEL_NONE, 0);
@@ -218,12 +292,15 @@ static void request_work(struct work_struct *work)
 	mutex_lock(&vmloop_mutex);
 	if (peer->gone || peer->channel || peer->tag || !vmloop_enabled())
 		goto out;
-	/* Not before it has another epoch, or the operator says so. */
-	if (peer->state == VMLOOP_CHANNEL_BROKEN)
+	if (vmloop_peer_is_shunned(peer)) {
+		/* After too many breaks it is the operator's to say when. */
+		if (peer->breaks < VMLOOP_BREAKS_MAX)
+			vmloop_peer_request_in(peer, peer->retry_at - jiffies);
 		goto out;
-
-	/* The agent said "later", and now it is later. */
-	if (peer->state == VMLOOP_CHANNEL_REFUSED) {
+	}
+	/* The agent, or we, said "later", and now it is later. */
+	if (peer->state == VMLOOP_CHANNEL_REFUSED ||
+	    peer->state == VMLOOP_CHANNEL_BROKEN) {
 		peer_forget_answer(peer);
 		goto out;
 	}
@@ -237,10 +314,10 @@ static void request_work(struct work_struct *work)
 	ops = peer->transport->ops;
 	/* A question that could not be put is asked again like a lost one. */
 	ops->request(peer->transport, peer->id, peer->epoch, peer->attempts);
-	queue_delayed_work(vmloop_workqueue, &peer->request,
-			   VMLOOP_ATTEMPT_TIME);
+	vmloop_peer_request_in(peer, VMLOOP_ATTEMPT_TIME);
 out:
 	mutex_unlock(&vmloop_mutex);
+	vmloop_peer_put(peer);	/* taken when this was queued */
 }
 
 /**
@@ -255,7 +332,7 @@ void vmloop_peer_want(struct vmloop_peer *peer)
 {
 	if (test_bit(0, &peer->wanted) || test_and_set_bit(0, &peer->wanted))
 		return;
-	queue_delayed_work(vmloop_workqueue, &peer->request, 0);
+	vmloop_peer_request_in(peer, 0);
 }
 EXPORT_SYMBOL_GPL(vmloop_peer_want);
 
@@ -293,12 +370,12 @@ void vmloop_peer_refused(struct vmloop_transport *transport, u64 id,
 	mutex_lock(&vmloop_mutex);
 	peer = vmloop_peer_find(transport, id);
 	if (peer && peer->state == VMLOOP_CHANNEL_REQUESTED) {
-		cancel_delayed_work(&peer->request);
+		vmloop_peer_request_cancel(peer);
 		vmloop_peer_set_state(peer, VMLOOP_CHANNEL_REFUSED, reason);
 		if (retry_ms)
-			queue_delayed_work(vmloop_workqueue, &peer->request,
-					   msecs_to_jiffies(min(retry_ms,
-								3600000U)));
+			vmloop_peer_request_in(peer,
+					       msecs_to_jiffies(min(retry_ms,
+								    3600000U)));
 	}
 	mutex_unlock(&vmloop_mutex);
 }
@@ -308,6 +385,8 @@ EXPORT_SYMBOL_GPL(vmloop_peer_refused);
 void vmloop_peer_request_now(struct vmloop_peer *peer)
 {
 	lockdep_assert_held(&vmloop_mutex);
+	peer->breaks = 0;
+	peer->break_reason = VMLOOP_BREAK_NONE;
 	if (!peer->channel)
 		peer_forget_answer(peer);
 }
@@ -339,7 +418,9 @@ static struct vmloop_peer *peer_new(struct vmloop_transport *transport, u64 id)
 
 /*
  * Takes a peer out of the directory. Its channel, if any, is shut at once;
- * the link goes when the transport's device does.
+ * the link goes when the transport's device does. A request that runs, or that
+ * the data path is about to queue, has its own reference, sees that the peer is
+ * gone, and does nothing.
  */
 static void peer_remove(struct vmloop_peer *peer)
 {
@@ -352,13 +433,7 @@ static void peer_remove(struct vmloop_peer *peer)
 	if (peer->channel)
 		vmloop_channel_shut(peer->channel, false);
 	list_del(&peer->list);
-
-	/* The data path may be about to queue the work: wait until it cannot. */
-	synchronize_rcu();
-	/* It takes the mutex, sees that the peer is gone, and does nothing. */
-	mutex_unlock(&vmloop_mutex);
-	cancel_delayed_work_sync(&peer->request);
-	mutex_lock(&vmloop_mutex);
+	vmloop_peer_request_cancel(peer);
 	vmloop_peer_put(peer);
 }
 
@@ -477,7 +552,7 @@ static void entry_apply(struct vmloop_transport *transport,
 			vmloop_channel_shut(peer->channel, true);
 		peer->tag = entry->tag;
 		if (peer->tag)
-			cancel_delayed_work(&peer->request);
+			vmloop_peer_request_cancel(peer);
 		/* Who asked while the old channel was named did so in vain. */
 		else if (!peer->channel && peer->state == VMLOOP_CHANNEL_NONE)
 			peer_forget_answer(peer);
@@ -561,16 +636,15 @@ static bool peer_is_staged(const struct vmloop_transport *transport,
 	return false;
 }
 
-/* First peer that the staged directory does not name any more, or NULL. */
-static struct vmloop_peer *peer_to_remove(struct vmloop_transport *transport)
+/* Removes the peers that the staged directory does not name any more. */
+static void peers_sweep(struct vmloop_transport *transport)
 {
-	struct vmloop_peer *peer;
+	struct vmloop_peer *peer, *next;
 
-	list_for_each_entry(peer, &vmloop_peers, list)
+	list_for_each_entry_safe(peer, next, &vmloop_peers, list)
 		if (peer->transport == transport &&
 		    !peer_is_staged(transport, peer))
-			return peer;
-	return NULL;
+			peer_remove(peer);
 }
 
 /**
@@ -592,10 +666,7 @@ void vmloop_directory_end(struct vmloop_transport *transport, u64 generation)
 		goto out;
 	mark++;
 
-	/* peer_remove() lets go of the mutex: look from the start each time. */
-	while ((peer = peer_to_remove(transport)))
-		peer_remove(peer);
-
+	peers_sweep(transport);
 	list_for_each_entry(staged, &transport->staged, list) {
 		if (staged->entry.id == transport->id)
 			ours_update(transport, &staged->entry, mark);
@@ -624,15 +695,12 @@ EXPORT_SYMBOL_GPL(vmloop_directory_end);
  * vmloop_directory_clear() - forget all that a transport's agent said
  * @transport: whose
  *
- * Context: core mutex held; it is let go of meanwhile.
+ * Context: core mutex held.
  */
 void vmloop_directory_clear(struct vmloop_transport *transport)
 {
-	struct vmloop_peer *peer;
-
 	lockdep_assert_held(&vmloop_mutex);
 	staged_clear(transport);
 	ours_sweep(transport, 0);
-	while ((peer = peer_to_remove(transport)))
-		peer_remove(peer);
+	peers_sweep(transport);
 }

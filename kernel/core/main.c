@@ -19,6 +19,7 @@ static int __init vmloop_init(void)
 	if (!vmloop_workqueue)
 		return -ENOMEM;
 
+	vmloop_path_init();
 	err = vmloop_address_init();
 	if (err)
 		goto err_address;

@@ -47,7 +47,10 @@ enum {
 	PEER_RING_SIZE,
 	PEER_INTERFACE,
 	PEER_STATS,
-	PEER_MAX = PEER_STATS,
+	PEER_BREAK,
+	PEER_BREAKS,
+	PEER_RETRY_MS,
+	PEER_MAX = PEER_RETRY_MS,
 };
 
 enum {
@@ -217,6 +220,18 @@ static int peer_fill_stats(struct sk_buff *skb, const struct vmloop_peer *peer)
 	return 0;
 }
 
+/* In how many milliseconds a peer that was refused or broke is asked again. */
+static u32 peer_retry_ms(const struct vmloop_peer *peer)
+{
+	unsigned long at = READ_ONCE(peer->request.timer.expires);
+
+	if ((peer->state != VMLOOP_CHANNEL_REFUSED &&
+	     peer->state != VMLOOP_CHANNEL_BROKEN) ||
+	    !delayed_work_pending(&peer->request))
+		return 0;
+	return time_after(at, jiffies) ? jiffies_to_msecs(at - jiffies) : 1;
+}
+
 static int peer_fill(struct sk_buff *skb, const struct vmloop_peer *peer)
 {
 	u32 ring = peer->channel ? peer->channel->lane.tx.size : 0;
@@ -228,7 +243,10 @@ static int peer_fill(struct sk_buff *skb, const struct vmloop_peer *peer)
 	    nla_put_u32(skb, PEER_STATE, peer->state) ||
 	    nla_put_u32(skb, PEER_REASON, peer->reason) ||
 	    nla_put_string(skb, PEER_TRANSPORT, peer->transport->name) ||
-	    nla_put_u32(skb, PEER_RING_SIZE, ring))
+	    nla_put_u32(skb, PEER_RING_SIZE, ring) ||
+	    nla_put_u32(skb, PEER_BREAK, peer->break_reason) ||
+	    nla_put_u32(skb, PEER_BREAKS, peer->breaks) ||
+	    nla_put_u32(skb, PEER_RETRY_MS, peer_retry_ms(peer)))
 		return -EMSGSIZE;
 	return 0;
 }

@@ -3,12 +3,15 @@
  * path.c - the paths that are loaded, one for each kind of lane.
  *
  * Owns the list of paths. It changes under @path_mutex and the core mutex
- * both, so holding either is enough to read it. Lock order: @path_mutex, then
- * RTNL (in a path's directory_changed), then the core mutex.
+ * both, so holding either is enough to read it. The order of all locks is in
+ * vmloop.h.
  *
  * A channel carries frames from the moment it is up, so none begins before the
  * paths stand where the directory says that its frames come in.
  */
+#include <linux/rtnetlink.h>
+#include <net/net_namespace.h>
+
 #include "core.h"
 
 #define PATHS_MAX	8	/* one for each kind, so far */
@@ -124,6 +127,21 @@ void vmloop_path_unregister(const struct vmloop_path *path)
 	mutex_unlock(&path_mutex);
 }
 EXPORT_SYMBOL_GPL(vmloop_path_unregister);
+
+/* Shows lockdep the order of locks, so that it finds who has another one. */
+void vmloop_path_init(void)
+{
+	if (!IS_ENABLED(CONFIG_LOCKDEP))
+		return;
+	mutex_lock(&path_mutex);
+	rtnl_lock();
+	down_read(&net_rwsem);
+	mutex_lock(&vmloop_mutex);
+	mutex_unlock(&vmloop_mutex);
+	up_read(&net_rwsem);
+	rtnl_unlock();
+	mutex_unlock(&path_mutex);
+}
 
 void vmloop_path_exit(void)
 {

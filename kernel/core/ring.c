@@ -117,7 +117,7 @@ static u32 tx_room(struct vmloop_ring_tx *tx, u32 want)
 	/* It may only have moved forward, and not past what we published. */
 	if (unlikely(tail - tx->tail > tx->published - tx->tail ||
 		     tail % VMLOOP_RECORD_ALIGN)) {
-		tx->broken = true;
+		tx->broken = VMLOOP_RING_TAIL;
 		return 0;
 	}
 	tx->tail = tail;
@@ -300,7 +300,7 @@ static u32 rx_available(struct vmloop_ring_rx *rx)
 	/* What we have not given back yet cannot have been written again. */
 	if (unlikely(head - rx->tail > rx->size - (rx->tail - rx->published) ||
 		     head % VMLOOP_RECORD_ALIGN)) {
-		rx->broken = true;
+		rx->broken = VMLOOP_RING_HEAD;
 		return 0;
 	}
 	rx->head = head;
@@ -323,6 +323,7 @@ int vmloop_ring_peek(struct vmloop_ring_rx *rx, struct vmloop_shm_record *record
 		     const void **payload)
 {
 	u32 available, to_end, span, offset;
+	enum vmloop_ring_fault fault;
 	u64 word;
 
 	/* What was looked at before and not released is not what is there now. */
@@ -346,8 +347,10 @@ int vmloop_ring_peek(struct vmloop_ring_rx *rx, struct vmloop_shm_record *record
 		record->info = (u16)(word >> 48);
 
 		/* Nothing larger is ever produced; below, no sum overflows. */
+		fault = VMLOOP_RING_SIZE;
 		if (unlikely(record->size > vmloop_ring_max_record(rx->size)))
 			goto broken;
+		fault = VMLOOP_RING_SPAN;
 		span = record_span(record->size);
 		if (unlikely(span > to_end || span > available))
 			goto broken;
@@ -355,6 +358,7 @@ int vmloop_ring_peek(struct vmloop_ring_rx *rx, struct vmloop_shm_record *record
 		if (record->type != VMLOOP_RECORD_PAD)
 			break;
 		/* Padding goes to the end; no larger than a record, it begins late. */
+		fault = VMLOOP_RING_PAD;
 		if (unlikely(span != to_end))
 			goto broken;
 		ring_store_once(&rx->tail, rx->tail + span);
@@ -365,7 +369,7 @@ int vmloop_ring_peek(struct vmloop_ring_rx *rx, struct vmloop_shm_record *record
 	return 1;
 
 broken:
-	rx->broken = true;
+	rx->broken = fault;
 	return -EPROTO;
 }
 

@@ -33,6 +33,29 @@
 #include "vmloop_shm.h"
 
 /**
+ * enum vmloop_ring_fault - what the other side wrote that cannot be true
+ * @VMLOOP_RING_GOOD: nothing
+ * @VMLOOP_RING_TAIL: rx_tail behind what it was, beyond what we published, or
+ *	no multiple of VMLOOP_RECORD_ALIGN
+ * @VMLOOP_RING_HEAD: tx_head beyond the ring, or no multiple of
+ *	VMLOOP_RECORD_ALIGN
+ * @VMLOOP_RING_SIZE: a record larger than any may be
+ * @VMLOOP_RING_SPAN: a record beyond the end of the ring, or of what was
+ *	published
+ * @VMLOOP_RING_PAD: padding that does not end where the ring does
+ *
+ * The numbers are those of break-reason in docs/netlink/vmloop.yaml.
+ */
+enum vmloop_ring_fault {
+	VMLOOP_RING_GOOD,
+	VMLOOP_RING_TAIL,
+	VMLOOP_RING_HEAD,
+	VMLOOP_RING_SIZE,
+	VMLOOP_RING_SPAN,
+	VMLOOP_RING_PAD,
+};
+
+/**
  * struct vmloop_ring_tx - the producer's end
  * @data: the ring, in this side's data
  * @size: its bytes, a power of two
@@ -43,7 +66,7 @@
  * @ours: our lane; tx_head and tx_wake are ours to write
  * @theirs: the other side's lane; rx_tail and rx_wake. Written by the peer:
  *	untrusted
- * @broken: the other side wrote what cannot be true; latched
+ * @broken: what the other side wrote that cannot be true, if it did; latched
  */
 struct vmloop_ring_tx {
 	u8 *data;
@@ -54,7 +77,7 @@ struct vmloop_ring_tx {
 	u32 tail;
 	struct vmloop_shm_lane *ours;
 	const struct vmloop_shm_lane *theirs;
-	bool broken;
+	enum vmloop_ring_fault broken;
 };
 
 /**
@@ -68,7 +91,7 @@ struct vmloop_ring_tx {
  * @ours: our lane; rx_tail and rx_wake are ours to write
  * @theirs: the other side's lane; tx_head and tx_wake. Written by the peer:
  *	untrusted
- * @broken: the other side wrote what cannot be true; latched
+ * @broken: what the other side wrote that cannot be true, if it did; latched
  */
 struct vmloop_ring_rx {
 	const u8 *data;
@@ -79,7 +102,7 @@ struct vmloop_ring_rx {
 	u32 head;
 	struct vmloop_shm_lane *ours;
 	const struct vmloop_shm_lane *theirs;
-	bool broken;
+	enum vmloop_ring_fault broken;
 };
 
 #define VMLOOP_RING_MIN		4096U

@@ -15,8 +15,21 @@
  * "core mutex held" must not call back into the core, except for what says
  * "any context". The data path holds rcu_read_lock() and the lane's tx_lock.
  *
- * Lock order: RTNL, then the core mutex, then a lane's tx_lock, then whatever
- * a transport uses to queue a message.
+ * Lock order, the outermost first; vmloop_path_init() shows lockdep all of it but
+ * what is one module's own:
+ *
+ *   path_mutex		path.c: which paths there are
+ *   a transport's own	ivshmem: handle_mutex; loopback: loopback_mutex
+ *   RTNL
+ *   net_rwsem		the list of network namespaces; read
+ *   vmloop_mutex	the core mutex: all that changes state
+ *   lanes_mutex		tx.c: all lanes
+ *   tx_lock		a lane's; bottom halves off
+ *   control_lock	or whatever a transport uses to queue a message
+ *
+ * A path's directory_changed is called under path_mutex alone; its other callbacks,
+ * and a transport's, under the core mutex. Works that must be waited for under a
+ * lock take none that is further out.
  */
 #ifndef VMLOOP_H
 #define VMLOOP_H
@@ -54,6 +67,18 @@ enum vmloop_channel_state {
 	VMLOOP_CHANNEL_REFUSED,		/* the agent said no */
 	VMLOOP_CHANNEL_FAILED,		/* asked three times without an answer */
 	VMLOOP_CHANNEL_BROKEN,		/* the peer broke the protocol */
+};
+
+/* How a peer broke the protocol. Numbers as in docs/netlink/vmloop.yaml. */
+enum vmloop_break {
+	VMLOOP_BREAK_NONE = VMLOOP_RING_GOOD,
+	VMLOOP_BREAK_TAIL = VMLOOP_RING_TAIL,
+	VMLOOP_BREAK_HEAD = VMLOOP_RING_HEAD,
+	VMLOOP_BREAK_SIZE = VMLOOP_RING_SIZE,
+	VMLOOP_BREAK_SPAN = VMLOOP_RING_SPAN,
+	VMLOOP_BREAK_PAD = VMLOOP_RING_PAD,
+	VMLOOP_BREAK_VERSION,		/* another major version than said */
+	VMLOOP_BREAK_LANE,		/* describes a lane that cannot be */
 };
 
 /* Statistics ------------------------------------------------------------- */
@@ -212,7 +237,8 @@ enum vmloop_counter vmloop_peer_why_no_lane(const struct vmloop_peer *peer);
 u64 vmloop_lane_features(const struct vmloop_lane *lane);
 void vmloop_lane_ring(struct vmloop_lane *lane);
 void vmloop_lane_produced(struct vmloop_lane *lane);
-void vmloop_lane_broken(struct vmloop_lane *lane);
+void vmloop_lane_broken(struct vmloop_lane *lane,
+			enum vmloop_ring_fault fault);
 bool vmloop_lane_stalled(const struct vmloop_lane *lane);
 void vmloop_peer_want(struct vmloop_peer *peer);
 void vmloop_peer_want_first(struct vmloop_peer *peer);

@@ -129,3 +129,30 @@ def test_streams_and_pings_both_ways(stage: str, pair: Pair) -> None:
     for peer in after.values():
         assert peer["state"] == "up", after
         assert not any(peer["stats"][name] for name in DROPS), after
+
+
+def end(pair: Pair, name: str) -> dict[str, Any]:
+    """What the modules say of one end."""
+    return pair.peers()[name]
+
+
+@pytest.mark.main("a channel that broke was dead until an operator came")
+def test_broken_is_not_for_ever(stage: str, pair: Pair) -> None:
+    """It is tried again by itself, later each time; what the peer did and how often is shown; a reset forgets it."""
+    spoil = "/sys/module/vmloop_loopback/parameters/spoil"
+    for breaks in (1, 2):
+
+        def broken(breaks: int = breaks) -> dict[str, Any] | None:
+            # A producer that writes its position at the same time makes it good again.
+            pair.host.run(f"echo 0 >{spoil}", check=False)
+            seen = end(pair, "loopback1")
+            return seen if seen["breaks"] >= breaks else None
+
+        seen = until(broken, 10, "the end that is lied to finds it")
+        assert seen["break"] == 2, "the reason: a head that cannot be"
+        assert seen["state"] != "broken" or 0 < seen["retry_ms"] <= 1000 * 2 ** (breaks - 1)
+        assert end(pair, "loopback0")["breaks"] == 0, "the end that lied has nothing to complain of"
+        pair.bring_up()
+    assert end(pair, "loopback1")["breaks"] >= 2, "they are in a row until the channel was up for long"
+    pair.host.run([str(TOOLS / "control"), "reset", str(end(pair, "loopback1")["id"])])
+    assert end(pair, "loopback1")["breaks"] == 0

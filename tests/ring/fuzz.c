@@ -156,7 +156,7 @@ static void call_reserve(void)
 	if (result) {
 		MUST(!payload);
 		MUST(result == -EAGAIN || result == -EMSGSIZE || result == -EPROTO);
-		MUST((result == -EPROTO) == tx->broken);
+		MUST((result == -EPROTO) == !!tx->broken);
 		return;
 	}
 	MUST((u8 *)payload >= ours_tx.data + 8);

@@ -867,7 +867,7 @@ static void body_bad_tail(void)
 		adversary.consumer->rx_tail = tx.published + (u32)tails[i].offset;
 
 		CHECK(vmloop_ring_drained(&tx) == tails[i].broken);
-		CHECK(tx.broken == tails[i].broken);
+		CHECK(tx.broken == (tails[i].broken ? VMLOOP_RING_TAIL : VMLOOP_RING_GOOD));
 		if (!tails[i].broken)
 			continue;
 
@@ -1010,7 +1010,7 @@ static void body_bad_head(void)
 			write_header(start, 8, 1);
 			adversary.producer->tx_head = start + (u32)heads[i].offset;
 			CHECK(head_calls[call]() == heads[i].broken);
-			CHECK(rx.broken == heads[i].broken);
+			CHECK(rx.broken == (heads[i].broken ? VMLOOP_RING_HEAD : VMLOOP_RING_GOOD));
 			if (heads[i].broken)
 				check_rx_latched();
 		}
@@ -1056,35 +1056,39 @@ static const struct {
 	u32 size;
 	u16 type;
 	int result;
+	enum vmloop_ring_fault fault;
 } records[] = {
-	{ "empty", 0, 16, 0, 1, 1 },
-	{ "up to the head", 0, 16, 8, 1, 1 },
-	{ "a byte past the head", 0, 16, 9, 1, -EPROTO },
-	{ "the largest", 0, 1024, 1016, 1, 1 },
-	{ "the largest, not all there", 0, 1008, 1016, 1, -EPROTO },
-	{ "larger than the largest", 0, 4096, 1017, 1, -EPROTO },
-	{ "larger than the largest, aligned", 0, 4096, 1032, 1, -EPROTO },
-	{ "the whole ring", 0, 4096, 4088, 1, -EPROTO },
-	{ "more than the ring", 0, 4096, 4096, 1, -EPROTO },
-	{ "up to the end", 4096 - 64, 64, 56, 1, 1 },
-	{ "past the end", 4096 - 64, 128, 57, 1, -EPROTO },
-	{ "far past the end", 4096 - 64, 1024, 1000, 1, -EPROTO },
-	{ "sum overflows to 0", 0, 4096, 0xfffffff8, 1, -EPROTO },
-	{ "sum overflows to 16", 0, 4096, 0xffffffff, 1, -EPROTO },
-	{ "alignment overflows", 0, 4096, 0xfffffff0, 1, -EPROTO },
-	{ "sum overflows at the end", 4096 - 16, 16, 0xfffffff8, 1, -EPROTO },
-	{ "negative", 0, 4096, 0x80000000, 1, -EPROTO },
-	{ "pad to the end", 4096 - 64, 64, 56, VMLOOP_RECORD_PAD, 0 },
-	{ "pad to the end, shorter by a byte", 4096 - 64, 64, 55, VMLOOP_RECORD_PAD, 0 },
-	{ "smallest pad", 4096 - 16, 16, 8, VMLOOP_RECORD_PAD, 0 },
-	{ "pad short of the end", 4096 - 64, 64, 40, VMLOOP_RECORD_PAD, -EPROTO },
-	{ "empty pad", 4096 - 64, 64, 0, VMLOOP_RECORD_PAD, -EPROTO },
-	{ "pad past the end", 4096 - 64, 128, 72, VMLOOP_RECORD_PAD, -EPROTO },
-	{ "pad past the head", 4096 - 64, 48, 56, VMLOOP_RECORD_PAD, -EPROTO },
-	{ "pad larger than a record", 1024, 4096, 3064, VMLOOP_RECORD_PAD, -EPROTO },
-	{ "pad over the whole ring", 0, 4096, 4088, VMLOOP_RECORD_PAD, -EPROTO },
-	{ "pad at the beginning", 0, 1024, 1016, VMLOOP_RECORD_PAD, -EPROTO },
-	{ "pad overflows", 4096 - 16, 16, 0xffffffff, VMLOOP_RECORD_PAD, -EPROTO },
+	{ "empty", 0, 16, 0, 1, 1, VMLOOP_RING_GOOD },
+	{ "up to the head", 0, 16, 8, 1, 1, VMLOOP_RING_GOOD },
+	{ "a byte past the head", 0, 16, 9, 1, -EPROTO, VMLOOP_RING_SPAN },
+	{ "the largest", 0, 1024, 1016, 1, 1, VMLOOP_RING_GOOD },
+	{ "the largest, not all there", 0, 1008, 1016, 1, -EPROTO, VMLOOP_RING_SPAN },
+	{ "larger than the largest", 0, 4096, 1017, 1, -EPROTO, VMLOOP_RING_SIZE },
+	{ "larger than the largest, aligned", 0, 4096, 1032, 1, -EPROTO, VMLOOP_RING_SIZE },
+	{ "the whole ring", 0, 4096, 4088, 1, -EPROTO, VMLOOP_RING_SIZE },
+	{ "more than the ring", 0, 4096, 4096, 1, -EPROTO, VMLOOP_RING_SIZE },
+	{ "up to the end", 4096 - 64, 64, 56, 1, 1, VMLOOP_RING_GOOD },
+	{ "past the end", 4096 - 64, 128, 57, 1, -EPROTO, VMLOOP_RING_SPAN },
+	{ "far past the end", 4096 - 64, 1024, 1000, 1, -EPROTO, VMLOOP_RING_SPAN },
+	{ "sum overflows to 0", 0, 4096, 0xfffffff8, 1, -EPROTO, VMLOOP_RING_SIZE },
+	{ "sum overflows to 16", 0, 4096, 0xffffffff, 1, -EPROTO, VMLOOP_RING_SIZE },
+	{ "alignment overflows", 0, 4096, 0xfffffff0, 1, -EPROTO, VMLOOP_RING_SIZE },
+	{ "sum overflows at the end", 4096 - 16, 16, 0xfffffff8, 1, -EPROTO, VMLOOP_RING_SIZE },
+	{ "negative", 0, 4096, 0x80000000, 1, -EPROTO, VMLOOP_RING_SIZE },
+	{ "pad to the end", 4096 - 64, 64, 56, VMLOOP_RECORD_PAD, 0, VMLOOP_RING_GOOD },
+	{ "pad to the end, shorter by a byte", 4096 - 64, 64, 55, VMLOOP_RECORD_PAD, 0,
+	  VMLOOP_RING_GOOD },
+	{ "smallest pad", 4096 - 16, 16, 8, VMLOOP_RECORD_PAD, 0, VMLOOP_RING_GOOD },
+	{ "pad short of the end", 4096 - 64, 64, 40, VMLOOP_RECORD_PAD, -EPROTO, VMLOOP_RING_PAD },
+	{ "empty pad", 4096 - 64, 64, 0, VMLOOP_RECORD_PAD, -EPROTO, VMLOOP_RING_PAD },
+	{ "pad past the end", 4096 - 64, 128, 72, VMLOOP_RECORD_PAD, -EPROTO, VMLOOP_RING_SPAN },
+	{ "pad past the head", 4096 - 64, 48, 56, VMLOOP_RECORD_PAD, -EPROTO, VMLOOP_RING_SPAN },
+	{ "pad larger than a record", 1024, 4096, 3064, VMLOOP_RECORD_PAD, -EPROTO,
+	  VMLOOP_RING_SIZE },
+	{ "pad over the whole ring", 0, 4096, 4088, VMLOOP_RECORD_PAD, -EPROTO, VMLOOP_RING_SIZE },
+	{ "pad at the beginning", 0, 1024, 1016, VMLOOP_RECORD_PAD, -EPROTO, VMLOOP_RING_PAD },
+	{ "pad overflows", 4096 - 16, 16, 0xffffffff, VMLOOP_RECORD_PAD, -EPROTO,
+	  VMLOOP_RING_SIZE },
 };
 
 static void test_bad_record(void)
@@ -1098,7 +1102,7 @@ static void test_bad_record(void)
 			write_header(position, records[i].size, records[i].type);
 			adversary.producer->tx_head = position + records[i].produced;
 			CHECK(peek() == records[i].result);
-			CHECK(rx.broken == (records[i].result < 0));
+			CHECK(rx.broken == records[i].fault);
 			if (rx.broken) {
 				CHECK(rx.tail == position);
 				check_rx_latched();

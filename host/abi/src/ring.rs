@@ -22,7 +22,8 @@ struct RawTx {
     tail: u32,
     ours: *mut Lane,
     theirs: *const Lane,
-    broken: bool,
+    /// `enum vmloop_ring_fault`
+    broken: u32,
 }
 
 /// `struct vmloop_ring_rx`
@@ -36,7 +37,8 @@ struct RawRx {
     head: u32,
     ours: *mut Lane,
     theirs: *const Lane,
-    broken: bool,
+    /// `enum vmloop_ring_fault`
+    broken: u32,
 }
 
 /// `struct vmloop_shm_record`
@@ -128,7 +130,7 @@ impl Tx {
             tail: 0,
             ours: std::ptr::null_mut(),
             theirs: std::ptr::null(),
-            broken: false,
+            broken: 0,
         };
         // SAFETY: the caller's promise is what the function asks for.
         match unsafe { vmloop_ring_tx_init(&mut raw, data.cast(), size, ours, theirs) } {
@@ -191,7 +193,7 @@ impl Rx {
             head: 0,
             ours: std::ptr::null_mut(),
             theirs: std::ptr::null(),
-            broken: false,
+            broken: 0,
         };
         // SAFETY: the caller's promise is what the function asks for.
         match unsafe { vmloop_ring_rx_init(&mut raw, data.cast(), size, ours, theirs) } {

@@ -70,7 +70,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
                 serde_json::to_writer(&mut *out, peer)?;
                 writeln!(out)?;
             } else {
-                writeln!(out, "{} tag {}: {} {}", peer.name, peer.tag, peer.state, peer.reason)?;
+                writeln!(out, "{} tag {}: {}", peer.name, peer.tag, standing(peer))?;
             }
             Ok(out.flush()?)
         }),
@@ -160,11 +160,7 @@ fn show_peers(out: &mut dyn Write, peers: &[Peer]) -> io::Result<()> {
         for index in 0..peer.interfaces.len().max(1) {
             let interface = peer.interfaces.get(index).cloned().unwrap_or_default();
             let first = |text: String| if index == 0 { text } else { String::new() };
-            let state = if peer.reason.is_empty() {
-                peer.state.clone()
-            } else {
-                format!("{} ({})", peer.state, peer.reason)
-            };
+            let state = standing(peer);
             table.row([
                 first(dash(&peer.name)),
                 first(state),
@@ -186,6 +182,28 @@ fn show_peers(out: &mut dyn Write, peers: &[Peer]) -> io::Result<()> {
         );
     }
     table.write(out)
+}
+
+/// The state of a peer's channel, why so, and when it is tried again if it is not up.
+fn standing(peer: &Peer) -> String {
+    let mut why = Vec::new();
+    if !peer.reason.is_empty() {
+        why.push(peer.reason.clone());
+    }
+    if !peer.broke.is_empty() {
+        let times =
+            if peer.breaks > 1 { format!(", {} times", peer.breaks) } else { String::new() };
+        why.push(format!("broke: {}{times}", peer.broke));
+    }
+    if peer.retry_ms > 0 {
+        why.push(format!("again in {} s", peer.retry_ms.div_ceil(1000)));
+    } else if peer.state == "broken" && peer.breaks >= netlink::BREAKS_MAX {
+        why.push("until vmloop reset".into());
+    }
+    if why.is_empty() {
+        return peer.state.clone();
+    }
+    format!("{} ({})", peer.state, why.join("; "))
 }
 
 fn counter(peer: &Peer, name: &str) -> u64 {

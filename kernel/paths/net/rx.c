@@ -236,6 +236,6 @@ int net_rx(struct net_lane *net, int budget)
 		net_ring(net);
 	rcu_read_unlock();
 	if (rx->broken)
-		vmloop_lane_broken(net->lane);
+		vmloop_lane_broken(net->lane, rx->broken);
 	return work;
 }

@@ -103,7 +103,7 @@ static int why_unwritable(struct vmloop_lane *lane, int err)
 {
 	switch (err) {
 	case -EPROTO:
-		vmloop_lane_broken(lane);
+		vmloop_lane_broken(lane, lane->tx.broken);
 		return VMLOOP_STANDARD_CLOSING;
 	case -EMSGSIZE:
 		return VMLOOP_STANDARD_TOO_LARGE;
@@ -362,7 +362,7 @@ static bool take_waiting(struct net_lane *net, struct sk_buff_head *done,
 			continue;
 		}
 		if (err == -EPROTO) {
-			vmloop_lane_broken(lane);
+			vmloop_lane_broken(lane, lane->tx.broken);
 			return false;
 		}
 		__skb_unlink(skb, &net->waiting);

@@ -3,7 +3,8 @@
  * control.c - talks to the host agent over the control device.
  * docs/protocol.md, section 6.
  *
- * Owns the control device that is in use: the one that came last. Messages
+ * Owns the control device that is in use: the one that came last. What comes over
+ * others is not listened to any more: one agent at a time says who is here. Messages
  * are sent from anywhere under @control_lock, which nests inside the core
  * mutex; they are received in a work, which takes the core mutex.
  */
@@ -46,6 +47,9 @@ struct ivshmem_control {
 
 static DEFINE_SPINLOCK(control_lock);
 static struct ivshmem_control *current_control;	/* under @control_lock */
+
+/* One message at a time, of the device in use; outside of the core mutex. */
+static DEFINE_MUTEX(handle_mutex);
 
 /* Sending ---------------------------------------------------------------- */
 
@@ -210,6 +214,16 @@ static void handle(u16 type, u32 size, const union message *message)
 	}
 }
 
+static bool is_current(const struct ivshmem_control *control)
+{
+	bool is;
+
+	spin_lock_bh(&control_lock);
+	is = control == current_control;
+	spin_unlock_bh(&control_lock);
+	return is;
+}
+
 /* Returns whether there may be more to read. */
 static bool receive(struct ivshmem_control *control)
 {
@@ -234,7 +248,14 @@ static bool receive(struct ivshmem_control *control)
 		vmloop_ring_release(&control->rx);
 		if (vmloop_ring_consume_publish(&control->rx))
 			ivshmem_ring(control->device);
-		handle(record.type, record.size, &message);
+		/*
+		 * Two devices have two works: what one says of a directory must
+		 * not come between what the other one does.
+		 */
+		mutex_lock(&handle_mutex);
+		if (is_current(control))
+			handle(record.type, record.size, &message);
+		mutex_unlock(&handle_mutex);
 	}
 	return !vmloop_ring_sleep(&control->rx) && !control->rx.broken;
 }

@@ -6,7 +6,9 @@
  * need a hypervisor, and a way to exercise core and paths in one guest: its
  * "agent" is this file, its "host" the module's parameter. Two interfaces
  * (say, the ends of a veth pair in two network namespaces) are peers 1 and 2
- * of each other; the first frame between them brings a channel.
+ * of each other; the first frame between them brings a channel. One that an end
+ * found broken is ended for both, and asked for again after a second at the
+ * earliest.
  *
  * Owns the region and the two links that share it. Links come and go in a
  * work, as the core asks for them under its mutex.
@@ -42,9 +44,11 @@ static struct end ends[2];
 static void *region;		/* NULL while there is no channel */
 static u32 tag;			/* of the channel, 0 while there is none */
 static bool closed[2];		/* which ends have reported it closed */
+static unsigned long broken_until;	/* no other one before, in jiffies */
 static u64 generation;
 static bool ending;		/* the module goes: make nothing more */
-static DEFINE_MUTEX(loopback_mutex);	/* protects all but @closed above */
+/* Protects all above but @closed and @broken_until, which the core's does. */
+static DEFINE_MUTEX(loopback_mutex);
 
 static struct vmloop_transport transport;
 
@@ -132,10 +136,25 @@ static void channel_unmake(void)
 	tag = 0;
 }
 
+/* What was refused is asked for again when it may be. */
+static bool refuse(void)
+{
+	long left = READ_ONCE(broken_until) - jiffies;
+	unsigned int i;
+
+	if (left <= 0 || left > HZ)
+		return false;
+	for (i = 0; i < ARRAY_SIZE(ends); i++)
+		vmloop_peer_refused(&transport, ends[i].id,
+				    VMLOOP_REFUSED_BUSY,
+				    jiffies_to_msecs(left));
+	return true;
+}
+
 static void make_work(struct work_struct *work)
 {
 	mutex_lock(&loopback_mutex);
-	if (!region && !ending)
+	if (!region && !ending && !refuse())
 		channel_make();
 	mutex_unlock(&loopback_mutex);
 }
@@ -165,7 +184,9 @@ static void report(struct vmloop_transport *transport, u32 tag, u32 state)
 		return;
 	/* Under the core mutex: nobody else writes. */
 	closed[tag - 1] = true;
-	if (closed[0] && closed[1])
+	if (state == VMLOOP_STATE_BROKEN)
+		WRITE_ONCE(broken_until, jiffies + HZ);
+	if ((closed[0] && closed[1]) || state == VMLOOP_STATE_BROKEN)
 		schedule_work(&unmake);
 }
 
@@ -179,6 +200,39 @@ static struct vmloop_transport transport = {
 	.owner = THIS_MODULE,
 	.ops = &ops,
 };
+
+/* For tests: an end says a position that cannot be. */
+static int spoil_set(const char *value, const struct kernel_param *param)
+{
+	struct vmloop_region theirs;
+	unsigned int end;
+	int err;
+
+	err = kstrtouint(value, 0, &end);
+	if (err)
+		return err;
+	if (end >= ARRAY_SIZE(ends))
+		return -EINVAL;
+
+	mutex_lock(&loopback_mutex);
+	err = region ? vmloop_region_open(&theirs, region, region_size(), end,
+					  VMLOOP_REGION_CHANNEL) : -ENOENT;
+	if (!err) {
+		u32 *head = &theirs.ours->lane[0].tx_head;
+
+		WRITE_ONCE(*head, READ_ONCE(*head) + 1);
+		ring(&ends[end].link);
+	}
+	mutex_unlock(&loopback_mutex);
+	return err;
+}
+
+static const struct kernel_param_ops spoil_ops = {
+	.set = spoil_set,
+};
+
+module_param_cb(spoil, &spoil_ops, NULL, 0200);
+MODULE_PARM_DESC(spoil, "for tests: 0 or 1, the end that breaks the protocol now");
 
 static int parse(u8 *first, u8 *second)
 {
@@ -207,6 +261,7 @@ static int __init loopback_init(void)
 	};
 	int err;
 
+	broken_until = jiffies;
 	err = parse(ends[0].local_mac, ends[1].local_mac);
 	if (err)
 		return err;

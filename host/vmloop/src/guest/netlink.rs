@@ -28,6 +28,19 @@ const STATES: [&str; 9] =
     ["none", "requested", "opening", "up", "stalled", "closing", "refused", "failed", "broken"];
 /// Names of reasons, by number.
 const REASONS: [&str; 7] = ["", "policy", "gone", "slots", "failed", "busy", "broken"];
+/// What a peer that broke the protocol wrote, by number.
+const BREAKS: [&str; 8] = [
+    "",
+    "impossible tail",
+    "impossible head",
+    "record too large",
+    "record beyond the ring",
+    "padding short of the ring's end",
+    "another version",
+    "impossible lane",
+];
+/// Breaks in a row after which only `vmloop reset` helps.
+pub const BREAKS_MAX: u64 = 8;
 /// Names of counters; their numbers begin at 1.
 pub const COUNTERS: [&str; 33] = [
     "tx-frames",
@@ -179,6 +192,12 @@ pub struct Peer {
     pub transport: String,
     /// of each ring in bytes
     pub ring_size: u64,
+    /// how it broke the protocol last; empty if it has not
+    pub broke: String,
+    /// how often in a row it has
+    pub breaks: u64,
+    /// refused or broken: it is tried again in so many milliseconds; 0: not by itself
+    pub retry_ms: u64,
     /// its interfaces
     pub interfaces: Vec<Interface>,
     /// by name
@@ -270,6 +289,9 @@ impl Peer {
                         }
                     }
                 }
+                11 => peer.broke = name(&BREAKS, number(attribute)),
+                12 => peer.breaks = number(attribute),
+                13 => peer.retry_ms = number(attribute),
                 _ => {}
             }
         }
@@ -508,12 +530,19 @@ mod tests {
                         DefaultNla::new(5, vec![0; 16]),
                     ],
                 ),
+                number(11, 4),
+                number(12, 2),
+                number(13, 1500),
                 nested(10, &[DefaultNla::new(2, 5u64.to_ne_bytes().to_vec()), number(77, 1)]),
             ],
         };
         let peer = Peer::from(&message).expect("a peer");
         assert_eq!((peer.id.as_str(), peer.name.as_str()), ("0000000000000abc", "web1"));
         assert_eq!((peer.tag, peer.state.as_str(), peer.reason.as_str()), (7, "up", "99"));
+        assert_eq!(
+            (peer.broke.as_str(), peer.breaks, peer.retry_ms),
+            ("record beyond the ring", 2, 1500)
+        );
         assert_eq!(peer.interfaces[0].ips, ["10.0.0.1", "::"]);
         assert!(peer.interfaces[0].tagged);
         assert_eq!(peer.stats.get("tx-bytes"), Some(&5));
