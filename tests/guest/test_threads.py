@@ -156,3 +156,29 @@ def test_broken_is_not_for_ever(stage: str, pair: Pair) -> None:
     assert end(pair, "loopback1")["breaks"] >= 2, "they are in a row until the channel was up for long"
     pair.host.run([str(TOOLS / "control"), "reset", str(end(pair, "loopback1")["id"])])
     assert end(pair, "loopback1")["breaks"] == 0
+
+
+@pytest.mark.main("a socket's buffer holds few frames that are charged too much")
+def test_medium_datagrams_are_charged_what_they_take(stage: str, pair: Pair) -> None:
+    """A datagram of 1,700 bytes costs its socket less than three of its size."""
+    host = pair.host
+    sends = pair.inside("a", "socat", "-u", "-b", "1700", "-", f"UDP-SENDTO:{IP[1]}:7300")
+    for name in ("a", "b"):
+        host.run(pair.inside(name, "ip", "link", "set", f"v{name}", "mtu", 9000))
+    with host.popen(
+        pair.inside(
+            "b", "python3", "-c", "import socket, sys\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+            "s.bind(('', 7300))\nprint('ready', flush=True)\nsys.stdin.read()",
+        )
+    ) as sleeper:  # fmt: skip
+        sleeper.wait_for("ready")
+        before = end(pair, "loopback1")["stats"]["rx_frames"]
+        host.run(sends, stdin=b"x" * 1700 * 10)
+
+        def queued() -> int:
+            found = host.run(pair.inside("b", "ss", "-uamnH", "sport", "=", ":7300")).out
+            return int(found.partition("skmem:(r")[2].partition(",")[0] or 0)
+
+        until(lambda: end(pair, "loopback1")["stats"]["rx_frames"] >= before + 10, 10, "all come by the channel")
+        charged = until(queued, 10, "the datagrams are in the socket's queue")
+        assert charged / 10 < 3 * 1700, f"{charged} bytes for 10 datagrams"

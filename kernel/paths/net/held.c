@@ -14,8 +14,11 @@
  * NAPI runs. Only where a socket has used half of its send buffer a doorbell is
  * asked for: exchanges of single datagrams cost none.
  *
- * Nothing is kept for long: a lane that goes down or stalls gives all back, and
- * what was read last is given back when the core next looks at the peer's tail.
+ * Nothing is kept for long, since a socket that waits for one peer cannot send
+ * to others: a lane that goes down or stalls gives all back; so does one that
+ * holds HELD_BYTES, or a frame for HELD_TIME, and holds none for REST_TIME then:
+ * that peer does not read fast enough to hold its senders to. Where nobody
+ * sends, the core's look at the peer's tail has NAPI come here.
  *
  * Context: bottom halves off. The lane's tx_lock protects the queue; frames are
  * freed outside of it, as that wakes their senders.
@@ -31,7 +34,14 @@
  */
 #define SLACK	2
 
+/* Memory that frames may take, by their truesize. */
+#define HELD_BYTES	(2U << 20)
+
+#define HELD_TIME	msecs_to_jiffies(200)
+#define REST_TIME	HZ
+
 struct held_cb {
+	unsigned long since;	/* jiffies */
 	u32 position;	/* of the peer's tail when it can go */
 };
 
@@ -48,7 +58,17 @@ static void give_back(struct sk_buff_head *frames)
 		consume_skb(skb);
 }
 
-/* Moves what the peer has read to @done. */
+/* Moves all to @done. */
+static void give_up(struct net_lane *net, struct sk_buff_head *done)
+{
+	lockdep_assert_held(&net->lane->tx_lock);
+	skb_queue_splice_tail_init(&net->held, done);
+	net->held_bytes = 0;
+	net->held_pressing = false;
+	net->held_asked = false;
+}
+
+/* Moves what the peer has read, or will not read in time, to @done. */
 static void collect(struct net_lane *net, struct sk_buff_head *done)
 {
 	struct sk_buff *skb;
@@ -57,14 +77,23 @@ static void collect(struct net_lane *net, struct sk_buff_head *done)
 	while ((skb = skb_peek(&net->held)) &&
 	       vmloop_ring_has_read(&net->lane->tx, held_cb(skb)->position)) {
 		__skb_unlink(skb, &net->held);
+		net->held_bytes -= skb->truesize;
 		__skb_queue_tail(done, skb);
+	}
+	/* Frames go in order: the first one has been here for longest. */
+	if (skb && (net->held_bytes > HELD_BYTES ||
+		    time_after(jiffies, held_cb(skb)->since + HELD_TIME))) {
+		give_up(net, done);
+		WRITE_ONCE(net->held_rest, jiffies + REST_TIME);
 	}
 }
 
-static bool is_held(const struct sk_buff *skb)
+static bool is_held(const struct net_lane *net, const struct sk_buff *skb)
 {
 	const struct sock *sk = skb->sk;
 
+	if (time_before(jiffies, READ_ONCE(net->held_rest)))
+		return false;
 	return sk && sk_fullsock(sk) &&
 	       (sk->sk_type == SOCK_DGRAM || sk->sk_type == SOCK_RAW);
 }
@@ -134,7 +163,7 @@ void net_hold(struct net_lane *net, struct sk_buff *skb, u32 position)
 	struct vmloop_lane *lane = net->lane;
 	struct sk_buff_head done;
 
-	if (!is_held(skb)) {
+	if (!is_held(net, skb)) {
 		consume_skb(skb);
 		return;
 	}
@@ -146,8 +175,14 @@ void net_hold(struct net_lane *net, struct sk_buff *skb, u32 position)
 	__skb_queue_head_init(&done);
 	spin_lock(&lane->tx_lock);
 	held_cb(skb)->position = go_position(net, skb, position);
-	__skb_queue_tail(net->down ? &done : &net->held, skb);
+	held_cb(skb)->since = jiffies;
 	net->held_pressing |= is_pressing(skb);
+	if (net->down) {
+		__skb_queue_tail(&done, skb);
+	} else {
+		__skb_queue_tail(&net->held, skb);
+		net->held_bytes += skb->truesize;
+	}
 	settle(net, &done);
 	spin_unlock(&lane->tx_lock);
 	give_back(&done);
@@ -185,9 +220,7 @@ void net_held_release(struct net_lane *net)
 
 	__skb_queue_head_init(&done);
 	spin_lock_bh(&net->lane->tx_lock);
-	skb_queue_splice_init(&net->held, &done);
-	net->held_pressing = false;
-	net->held_asked = false;
+	give_up(net, &done);
 	spin_unlock_bh(&net->lane->tx_lock);
 	give_back(&done);
 }

@@ -70,6 +70,7 @@ static int lane_open(struct vmloop_lane *lane)
 	net->lane = lane;
 	__skb_queue_head_init(&net->waiting);
 	__skb_queue_head_init(&net->held);
+	net->held_rest = jiffies;
 
 	net->napi_dev = alloc_netdev_dummy(0);
 	if (!net->napi_dev)
@@ -129,6 +130,28 @@ static void lane_down(struct vmloop_lane *lane)
 	net_held_release(net);
 }
 
+/*
+ * What has come since; a ring's worth of records at most, and others have their
+ * turn between as they do between NAPI's.
+ */
+static void consume_last(struct net_lane *net)
+{
+	struct vmloop_lane *lane = net->lane;
+	unsigned int records, most;
+	int work;
+
+	net->closing = true;
+	most = lane->rx.size / VMLOOP_RECORD_ALIGN;
+	for (records = 0; records < most; records += work) {
+		local_bh_disable();
+		work = net_rx(net, NAPI_POLL_WEIGHT);
+		local_bh_enable();
+		if (work < NAPI_POLL_WEIGHT)
+			break;
+		cond_resched();
+	}
+}
+
 static void lane_close(struct vmloop_lane *lane)
 {
 	struct net_lane *net = lane->priv;
@@ -140,13 +163,8 @@ static void lane_close(struct vmloop_lane *lane)
 	 */
 	napi_disable(&net->napi);
 	net_watch_stop(net);
-	if (net->up && !lane->rx.broken) {
-		/* What has come since; a ring's worth of records at most. */
-		net->closing = true;
-		local_bh_disable();
-		net_rx(net, lane->rx.size / VMLOOP_RECORD_ALIGN);
-		local_bh_enable();
-	}
+	if (net->up && !lane->rx.broken)
+		consume_last(net);
 	/* As netif_napi_del(), but for the haste: somebody may wait to be saved. */
 	__netif_napi_del(&net->napi);
 	synchronize_rcu_expedited();

@@ -85,6 +85,8 @@ struct net_counters {
  * @waiting: frames that wait for room, in order; under the lane's tx_lock
  * @waiting_bytes: their bytes; under the lane's tx_lock
  * @held: datagrams that the peer has not read yet; under the lane's tx_lock
+ * @held_bytes: their truesize; under the lane's tx_lock
+ * @held_rest: none is held before then, in jiffies; single word
  * @held_pressing: one of their senders needs them back; under the lane's tx_lock
  * @held_asked: the peer rings when it has read to @held_wake; under the lane's
  *	tx_lock
@@ -113,6 +115,8 @@ struct net_lane {
 	struct sk_buff_head waiting;
 	unsigned int waiting_bytes;
 	struct sk_buff_head held;
+	unsigned int held_bytes;
+	unsigned long held_rest;
 	bool held_pressing;
 	bool held_asked;
 	u32 held_wake;

@@ -25,26 +25,70 @@
 /* Bytes of a larger frame that go there: all headers that are parsed. */
 #define LINEAR_PART	192
 
+/*
+ * The rest of a frame up to this size goes into pieces of pages that it shares
+ * with others: a block for itself would charge a socket many times its size.
+ */
+#define MEDIUM_FRAME	(16U << 10)
+
 /* Room is given back in parts of the ring, and when it is empty. */
 #define PUBLISH_PARTS	16
 
 /* Pages of a large frame come in blocks of this order. */
 #define NET_BLOCK	(PAGE_SIZE << NET_PAGES_ORDER)
 
-/* Copies @size bytes at @from behind the linear part of @skb. */
+/* Copies @size bytes, a page at most, into a piece of a page. */
+static bool copy_to_piece(struct sk_buff *skb, const u8 *from,
+			  unsigned int size)
+{
+	unsigned int truesize = SKB_DATA_ALIGN(size);
+	struct page *page;
+	void *piece;
+
+	piece = napi_alloc_frag(truesize);
+	if (!piece)
+		return false;
+	memcpy(piece, from, size);
+	page = virt_to_head_page(piece);
+	skb_add_rx_frag(skb, skb_shinfo(skb)->nr_frags, page,
+			piece - page_address(page), size, truesize);
+	return true;
+}
+
+static bool copy_to_block(struct net_lane *net, struct sk_buff *skb,
+			  const u8 *from, unsigned int size)
+{
+	struct page *page = page_pool_dev_alloc_pages(net->pages);
+
+	if (!page)
+		return false;
+	memcpy(page_address(page), from, size);
+	skb_add_rx_frag(skb, skb_shinfo(skb)->nr_frags, page, 0, size,
+			NET_BLOCK);
+	return true;
+}
+
+/*
+ * Copies @size bytes at @from behind the linear part of @skb: into blocks if
+ * they are many, as long as there are any. Memory that is split up has pages
+ * for longer.
+ */
 static bool copy_to_pages(struct net_lane *net, struct sk_buff *skb,
 			  const u8 *from, unsigned int size)
 {
-	unsigned int part, i = 0;
-	struct page *page;
+	bool blocks = size > MEDIUM_FRAME;
+	unsigned int part;
 
+	if (blocks)
+		skb_mark_for_recycle(skb);
 	while (size) {
 		part = min_t(unsigned int, size, NET_BLOCK);
-		page = page_pool_dev_alloc_pages(net->pages);
-		if (!page)
-			return false;
-		memcpy(page_address(page), from, part);
-		skb_add_rx_frag(skb, i++, page, 0, part, NET_BLOCK);
+		blocks = blocks && copy_to_block(net, skb, from, part);
+		if (!blocks) {
+			part = min_t(unsigned int, size, PAGE_SIZE);
+			if (!copy_to_piece(skb, from, part))
+				return false;
+		}
 		from += part;
 		size -= part;
 	}
@@ -57,7 +101,8 @@ static struct sk_buff *copy(struct net_lane *net, const u8 *from,
 	unsigned int linear = size <= SMALL_FRAME ? size : LINEAR_PART;
 	struct sk_buff *skb;
 
-	BUILD_BUG_ON(DIV_ROUND_UP(VMLOOP_FRAME_MAX, NET_BLOCK) > MAX_SKB_FRAGS);
+	BUILD_BUG_ON(DIV_ROUND_UP(VMLOOP_FRAME_MAX - LINEAR_PART, PAGE_SIZE) >
+		     MAX_SKB_FRAGS);
 
 	skb = napi_alloc_skb(&net->napi, linear);
 	if (!skb)
@@ -66,7 +111,6 @@ static struct sk_buff *copy(struct net_lane *net, const u8 *from,
 	if (size == linear)
 		return skb;
 
-	skb_mark_for_recycle(skb);
 	if (!copy_to_pages(net, skb, from + linear, size - linear)) {
 		kfree_skb(skb);
 		return NULL;

@@ -146,7 +146,7 @@ static bool refuse(void)
 		return false;
 	for (i = 0; i < ARRAY_SIZE(ends); i++)
 		vmloop_peer_refused(&transport, ends[i].id,
-				    VMLOOP_REFUSED_BUSY,
+				    VMLOOP_REFUSED_BROKEN,
 				    jiffies_to_msecs(left));
 	return true;
 }
