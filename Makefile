@@ -50,6 +50,11 @@ deb: ## Build Debian packages into out/deb
 	@scripts/install-deps scripts/deps.txt scripts/deps-deb.txt
 	@scripts/build-deb
 
+.PHONY: deb-host
+deb-host: ## The same for hosts only: the agent and the command
+	@scripts/install-deps scripts/deps.txt scripts/deps-deb.txt
+	@scripts/build-deb --arch
+
 ##@ Test
 
 .PHONY: check
@@ -103,7 +108,7 @@ bench-ring: deps ## The ring between two cores, against memcpy
 
 .PHONY: clean
 clean: ## Remove what was built
-	rm -rf out/build out/modules out/bin out/ring out/test out/deb out/deb-target out/dkms
+	rm -rf out/build out/modules out/bin out/ring out/test out/deb out/dkms
 	rm -rf host/target
 
 .PHONY: distclean
