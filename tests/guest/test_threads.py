@@ -142,7 +142,7 @@ def test_broken_is_not_for_ever(stage: str, pair: Pair) -> None:
     spoil = "/sys/module/vmloop_loopback/parameters/spoil"
     for breaks in (1, 2):
 
-        def broken(breaks: int = breaks) -> dict[str, Any] | None:
+        def broken(breaks: int = breaks) -> Any:
             # A producer that writes its position at the same time makes it good again.
             pair.host.run(f"echo 0 >{spoil}", check=False)
             seen = end(pair, "loopback1")
