@@ -31,7 +31,13 @@ ip -n b addr add 10.9.0.2/24 dev vb
 ip -n a link set va up
 ip -n b link set vb up
 """
-LOAD = f"modprobe vmloop_net && modprobe vmloop_loopback interfaces={MAC[0]},{MAC[1]}"
+LOAD = f"""
+set -e
+modprobe vmloop_net
+ip netns exec a sh -c 'echo va >/sys/module/vmloop_net/parameters/interfaces'
+ip netns exec b sh -c 'echo vb >/sys/module/vmloop_net/parameters/interfaces'
+modprobe vmloop_loopback interfaces={MAC[0]},{MAC[1]}
+"""
 UNLOAD = "rmmod vmloop_loopback && rmmod vmloop_net && rmmod vmloop"
 
 

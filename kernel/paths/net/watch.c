@@ -23,6 +23,9 @@
  * soon after: so after some looks in a row that found nothing there are none
  * for a while.
  *
+ * A kernel with PREEMPT_RT has neither: poll() takes locks that sleep there, which
+ * must not be taken with preemption off. NAPI asks for a doorbell each time.
+ *
  * Contexts: net_watch_woken() and net_watch_idle() in the lane's NAPI, on one
  * CPU at a time; the thread in process context; the timer in interrupt
  * context; net_ring() wherever frames are produced.
@@ -71,6 +74,9 @@ static u32 window_max(const struct net_lane *net)
 {
 	int us = READ_ONCE(watch_us);
 
+	/* The watcher runs poll() with preemption off, where RT's locks sleep. */
+	if (IS_ENABLED(CONFIG_PREEMPT_RT))
+		return 0;
 	if (us >= 0)
 		return min_t(u64, (u64)us * NSEC_PER_USEC, WINDOW_MAX);
 	return min_t(u64, (u64)READ_ONCE(net->bell_ns) * WINDOW_BELLS,

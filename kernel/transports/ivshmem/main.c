@@ -179,7 +179,9 @@ static int resume(struct device *dev)
 	struct ivshmem_device *device = dev_get_drvdata(dev);
 
 	/* What rang meanwhile is lost with the interrupts' state: look. */
+	local_bh_disable();
 	device->event(device);
+	local_bh_enable();
 	return 0;
 }
 

@@ -13,6 +13,7 @@
  * Owns the region and the two links that share it. Links come and go in a
  * work, as the core asks for them under its mutex.
  */
+#include <linux/bottom_half.h>
 #include <linux/hex.h>
 #include <linux/log2.h>
 #include <linux/sizes.h>
@@ -52,10 +53,15 @@ static DEFINE_MUTEX(loopback_mutex);
 
 static struct vmloop_transport transport;
 
-/* A doorbell is a plain call: the other end looks at its lane. */
+/*
+ * A doorbell is a plain call: the other end looks at its lane. As in an interrupt,
+ * what that raises runs when this is over, also where nobody else would run it.
+ */
 static void ring(struct vmloop_link *link)
 {
+	local_bh_disable();
 	vmloop_link_event(&ends[link == &ends[0].link].link);
+	local_bh_enable();
 }
 
 static void say_directory(void)
