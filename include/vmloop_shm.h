@@ -28,7 +28,7 @@
 
 #define VMLOOP_SHM_MAGIC	0x706f6f6c6d760a01ULL	/* "\1\nvmloop" */
 #define VMLOOP_SHM_MAJOR	1	/* differs: the two cannot talk */
-#define VMLOOP_SHM_MINOR	1	/* differs: the lower one's rules hold */
+#define VMLOOP_SHM_MINOR	2	/* differs: the lower one's rules hold */
 
 #define VMLOOP_SHM_PAGE		4096	/* unit of the layout, not of the CPU */
 #define VMLOOP_SHM_LANES	16	/* lanes that a region can have */
@@ -41,6 +41,7 @@
 #define VMLOOP_F_LARGE		0x1ULL /* datagrams larger than the MTU */
 #define VMLOOP_F_GSO_UDP	0x2ULL /* UDP segmentation (GSO_UDP_L4) */
 #define VMLOOP_F_ROUTED		0x4ULL /* packets that the host would route */
+#define VMLOOP_F_RECEIVERS	0x8ULL /* VMLOOP_RECORD_RECEIVERS */
 
 /**
  * struct vmloop_shm_header - first page of a region
@@ -148,8 +149,8 @@ struct vmloop_shm_side {
  * struct vmloop_shm_record - head of every record in a ring
  * @size: bytes of payload that follow, without the padding to
  *	VMLOOP_RECORD_ALIGN
- * @type: on a packet lane VMLOOP_RECORD_FRAME, on a control lane VMLOOP_MSG_*;
- *	VMLOOP_RECORD_PAD on any
+ * @type: on a packet lane VMLOOP_RECORD_FRAME or VMLOOP_RECORD_RECEIVERS, on a
+ *	control lane VMLOOP_MSG_*; VMLOOP_RECORD_PAD on any
  * @info: meaning given by @type, else zero
  *
  * A record never wraps: where it does not fit before the end of the ring, a
@@ -164,6 +165,7 @@ struct vmloop_shm_record {
 /* Packet lanes ----------------------------------------------------------- */
 
 #define VMLOOP_RECORD_FRAME	1
+#define VMLOOP_RECORD_RECEIVERS	2	/* with VMLOOP_F_RECEIVERS */
 
 /* vmloop_shm_frame.flags */
 #define VMLOOP_FRAME_NEEDS_CSUM	0x01 /* csum_start and csum_offset are set */
@@ -201,6 +203,25 @@ struct vmloop_shm_frame {
 	__u16 vlan_proto;
 	__u16 vlan_tci;
 	__u16 reserved;
+};
+
+/* Entries of one list of receivers. */
+#define VMLOOP_RECEIVERS_MAX	32
+
+/**
+ * struct vmloop_shm_receivers - payload of VMLOOP_RECORD_RECEIVERS
+ * @count: entries of @mac, 0 to VMLOOP_RECEIVERS_MAX
+ * @reserved: zero
+ * @mac: the interfaces of this side that can receive; the record is as long as
+ *	@count says
+ *
+ * Each list replaces the one before. An interface that is in none is sent
+ * nothing.
+ */
+struct vmloop_shm_receivers {
+	__u32 count;
+	__u32 reserved;
+	__u8 mac[VMLOOP_RECEIVERS_MAX][6];
 };
 
 /* Largest frame in a record: 64 KiB of IP, Ethernet header, one VLAN tag. */

@@ -222,6 +222,31 @@ static void stall_timer(struct timer_list *timer)
 }
 
 /**
+ * vmloop_lanes_do() - call a function for each open lane of a path
+ * @path: the path
+ * @what: the function; core mutex held
+ * @data: handed to it
+ *
+ * Context: process context, takes the core mutex; RTNL may be held.
+ */
+void vmloop_lanes_do(const struct vmloop_path *path,
+		     void (*what)(struct vmloop_lane *lane, void *data),
+		     void *data)
+{
+	struct vmloop_channel *channel;
+	struct vmloop_link *link;
+
+	mutex_lock(&vmloop_mutex);
+	list_for_each_entry(link, &links, list) {
+		channel = link_channel(link);
+		if (channel && channel->lane.path == path)
+			what(&channel->lane, data);
+	}
+	mutex_unlock(&vmloop_mutex);
+}
+EXPORT_SYMBOL_GPL(vmloop_lanes_do);
+
+/**
  * vmloop_link_event() - the peer rang the doorbell
  * @link: of which channel
  *

@@ -83,6 +83,25 @@ bool vmloop_mac_is_local(const u8 *mac)
 EXPORT_SYMBOL_GPL(vmloop_mac_is_local);
 
 /**
+ * vmloop_peer_knows() - whether a peer is reached from an interface of ours
+ * @peer: the peer
+ * @local_mac: address of the interface
+ *
+ * Context: core mutex held.
+ */
+bool vmloop_peer_knows(const struct vmloop_peer *peer, const u8 *local_mac)
+{
+	const struct vmloop_interface *interface;
+
+	lockdep_assert_held(&vmloop_mutex);
+	list_for_each_entry(interface, &peer->interfaces, list)
+		if (ether_addr_equal(interface->local_mac, local_mac))
+			return true;
+	return false;
+}
+EXPORT_SYMBOL_GPL(vmloop_peer_knows);
+
+/**
  * vmloop_local_macs_are() - whether something holds for each of our interfaces
  * that the directory knows
  * @what: says so of an address, in process context under the core mutex

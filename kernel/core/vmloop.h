@@ -48,7 +48,8 @@
 #define VMLOOP_VERSION	"0.1.0"
 
 /* What all modules together understand, for the agent to know. */
-#define VMLOOP_FEATURES	(VMLOOP_F_LARGE | VMLOOP_F_GSO_UDP | VMLOOP_F_ROUTED)
+#define VMLOOP_FEATURES	(VMLOOP_F_LARGE | VMLOOP_F_GSO_UDP | VMLOOP_F_ROUTED | \
+			 VMLOOP_F_RECEIVERS)
 
 struct vmloop_channel;
 struct vmloop_lane;
@@ -112,6 +113,7 @@ enum vmloop_counter {
 	VMLOOP_STANDARD_HOOK,		/* another egress hook runs after ours */
 	VMLOOP_STANDARD_RECEIVER,	/* the peer's interface cannot receive */
 	VMLOOP_STANDARD_SOURCE,		/* not our interface's own address */
+	VMLOOP_STANDARD_INTERFACE,	/* ours is down, or in a bond */
 	VMLOOP_STANDARD_VLAN,		/* a tag that may not pass */
 	VMLOOP_STANDARD_FEATURE,	/* the peer's modules do not know it */
 	VMLOOP_STANDARD_SEGMENTATION,	/* a kind that a record cannot say */
@@ -230,6 +232,9 @@ struct vmloop_path {
 
 int vmloop_path_register(const struct vmloop_path *path);
 void vmloop_path_unregister(const struct vmloop_path *path);
+void vmloop_lanes_do(const struct vmloop_path *path,
+		     void (*what)(struct vmloop_lane *lane, void *data),
+		     void *data);
 
 /* For paths, on the data path. */
 struct vmloop_lane *vmloop_peer_lane(struct vmloop_peer *peer);
@@ -296,6 +301,7 @@ struct vmloop_interface {
 struct vmloop_interface *vmloop_interface_find(const u8 *local_mac,
 					       const u8 *mac);
 bool vmloop_mac_is_local(const u8 *mac);
+bool vmloop_peer_knows(const struct vmloop_peer *peer, const u8 *local_mac);
 bool vmloop_local_macs_are(bool (*what)(const u8 *mac));
 struct vmloop_interface *vmloop_route_find(const u8 *local_mac,
 					   const u8 *gateway, u8 family,

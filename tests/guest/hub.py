@@ -68,25 +68,32 @@ class Hub:
         if wait:
             until(lambda: len(self.cards()) == CARDS, 20, "all cards are back")
 
-    def set_up(self) -> None:
-        """The drawing above; there is a channel."""
+    def set_up(self, before: str = "") -> None:
+        """The drawing above; there is a channel. ``before`` runs in namespace a before our modules are loaded."""
         self.clean()
         names = self.cards()
-        for where, mac, ip in zip("ab", MACS, IPS, strict=False):
+        for n, (where, ip) in enumerate(zip("ab", IPS, strict=True)):
             self.host.run(
-                f"ip netns add {where} && ip link set {names[mac]} netns {where} && "
-                f"ip -n {where} link set lo up && ip -n {where} link set {names[mac]} up && "
-                f"ip -n {where} addr add {ip}/24 dev {names[mac]}"
+                f"ip netns add {where} && ip link set {names[MACS[n]]} netns {where} name eth{n} && "
+                f"ip -n {where} link set lo up && ip -n {where} link set eth{n} up && "
+                f"ip -n {where} addr add {ip}/24 dev eth{n}"
             )
+        if before:
+            self.run("a", before)
         self.load("vmloop")
         self.load("vmloop_net")
         self.load("vmloop_loopback", f"interfaces={MACS[0]},{MACS[1]}")
-        self.bring_up()
+        if not before:
+            self.bring_up()
 
     def peers(self) -> dict[str, dict[str, Any]]:
         """What the modules say: loopback0 is who a reaches, loopback1 who b does."""
         found = json.loads(self.host.run([str(TOOLS / "control"), "peers"]).out)
         return {one["name"]: one for one in found}
+
+    def plug(self, card: int, up: bool = True) -> None:
+        """Plug a card's cable, or pull it."""
+        self.qmp("set_link", name=f"nic{card}", up=up)
 
     def count(self, name: str = "tx_frames", peer: str = "loopback0") -> int:
         """One counter."""

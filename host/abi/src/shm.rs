@@ -38,7 +38,7 @@ constants! {
     /// Differs: the two cannot talk.
     VMLOOP_SHM_MAJOR: u16 = 1;
     /// Differs: the lower one's rules hold.
-    VMLOOP_SHM_MINOR: u16 = 1;
+    VMLOOP_SHM_MINOR: u16 = 2;
     /// Unit of the layout in bytes, not of the CPU.
     VMLOOP_SHM_PAGE: u64 = 4096;
     /// Lanes that a region can have.
@@ -53,6 +53,8 @@ constants! {
     VMLOOP_F_GSO_UDP: u64 = 1 << 1;
     /// Packets that the host would route.
     VMLOOP_F_ROUTED: u64 = 1 << 2;
+    /// `VMLOOP_RECORD_RECEIVERS`.
+    VMLOOP_F_RECEIVERS: u64 = 1 << 3;
 }
 
 wire! {
@@ -168,6 +170,8 @@ wire! {
 constants! {
     /// A frame on a packet lane.
     VMLOOP_RECORD_FRAME: u16 = 1;
+    /// The interfaces of one side that can receive.
+    VMLOOP_RECORD_RECEIVERS: u16 = 2;
     /// `csum_start` and `csum_offset` are set.
     VMLOOP_FRAME_NEEDS_CSUM: u8 = 1 << 0;
     /// The transport checksum was not lost.
@@ -207,6 +211,23 @@ wire! {
         vlan_tci: u16,
         /// zero
         reserved: u16,
+    }
+}
+
+constants! {
+    /// Entries of one list of receivers.
+    VMLOOP_RECEIVERS_MAX: usize = 32;
+}
+
+wire! {
+    /// Payload of a record that lists receivers; see `struct vmloop_shm_receivers`.
+    struct Receivers {
+        /// entries of `mac`
+        count: u32,
+        /// zero
+        reserved: u32,
+        /// the interfaces that can receive
+        mac: [[u8; 6]; VMLOOP_RECEIVERS_MAX],
     }
 }
 
@@ -503,7 +524,7 @@ pub fn layout() -> String {
 
     consts!(VMLOOP_SHM_MAGIC VMLOOP_SHM_MAJOR VMLOOP_SHM_MINOR VMLOOP_SHM_PAGE
         VMLOOP_SHM_LANES VMLOOP_REGION_CHANNEL VMLOOP_REGION_CONTROL VMLOOP_F_LARGE
-        VMLOOP_F_GSO_UDP VMLOOP_F_ROUTED);
+        VMLOOP_F_GSO_UDP VMLOOP_F_ROUTED VMLOOP_F_RECEIVERS);
     structure!(Header "vmloop_shm_header" magic major minor kind size side_offset side_size
         reserved data_offset data_size);
     consts!(VMLOOP_SIDE_ABSENT VMLOOP_SIDE_READY VMLOOP_SIDE_CLOSING VMLOOP_SIDE_CLOSED
@@ -514,11 +535,13 @@ pub fn layout() -> String {
         pad lane);
     consts!(VMLOOP_RECORD_ALIGN VMLOOP_RECORD_PAD);
     structure!(Record "vmloop_shm_record" size r#type info);
-    consts!(VMLOOP_RECORD_FRAME VMLOOP_FRAME_NEEDS_CSUM VMLOOP_FRAME_DATA_VALID
+    consts!(VMLOOP_RECORD_FRAME VMLOOP_RECORD_RECEIVERS VMLOOP_FRAME_NEEDS_CSUM VMLOOP_FRAME_DATA_VALID
         VMLOOP_FRAME_VLAN VMLOOP_GSO_NONE VMLOOP_GSO_TCPV4 VMLOOP_GSO_TCPV6 VMLOOP_GSO_UDP_L4
         VMLOOP_GSO_ECN);
     structure!(Frame "vmloop_shm_frame" flags gso hdr_len gso_size csum_start csum_offset
         vlan_proto vlan_tci reserved);
+    consts!(VMLOOP_RECEIVERS_MAX);
+    structure!(Receivers "vmloop_shm_receivers" count reserved mac);
     consts!(VMLOOP_FRAME_MAX VMLOOP_MSG_HELLO VMLOOP_MSG_ADVERTISE VMLOOP_MSG_WANT
         VMLOOP_MSG_STATE VMLOOP_MSG_STATS VMLOOP_MSG_WELCOME VMLOOP_MSG_DIR_BEGIN
         VMLOOP_MSG_DIR_PEER VMLOOP_MSG_DIR_END VMLOOP_MSG_REFUSED VMLOOP_MSG_CLOSE

@@ -34,6 +34,7 @@ static int poll(struct napi_struct *napi, int budget)
 		return 0;
 	}
 
+	net_receivers_send(net);
 	if (unlikely(vmloop_lane_stalled(lane))) {
 		net_tx_flush(net);
 		net_held_release(net);
@@ -112,6 +113,7 @@ static void lane_up(struct vmloop_lane *lane)
 
 	/* Pairs with the acquire in poll(): lane->rx was filled in before. */
 	smp_store_release(&net->up, true);
+	net_receivers_tell(lane, true);
 	net_ring(net);	/* once for nothing: to know what it costs */
 	/* The peer may have begun to produce before we could look. */
 	local_bh_disable();
@@ -178,13 +180,14 @@ static void directory_changed(void)
 {
 	net_nics_update();
 	net_recent_want();
+	net_receivers_changed();
 }
 
 const struct vmloop_path net_path = {
 	.name = "net",
 	.owner = THIS_MODULE,
 	.kind = VMLOOP_LANE_PACKET,
-	.features = VMLOOP_F_LARGE | VMLOOP_F_ROUTED |
+	.features = VMLOOP_F_LARGE | VMLOOP_F_ROUTED | VMLOOP_F_RECEIVERS |
 		    (COMPAT_GSO_UDP_L4 ? VMLOOP_F_GSO_UDP : 0),
 	.max_record = sizeof(struct vmloop_shm_frame) + VMLOOP_FRAME_MAX,
 	.lane_open = lane_open,

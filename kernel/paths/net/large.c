@@ -83,9 +83,12 @@ static bool channel_takes_it(struct sk_buff *skb, struct net_device *dev,
 	struct vmloop_lane *lane;
 	u8 mac[ETH_ALEN + 2] __aligned(2);
 	struct net_nic *nic;
+	bool is_good;
 
 	nic = net_nic_at(dev);
-	if (!nic || !net_nic_is_usable(nic) || !next_hop(skb, dev, rt, mac))
+	if (!nic || !net_nic_is_usable(nic) ||
+	    net_nic_why_not(nic, skb) != NET_NO_REASON ||
+	    !next_hop(skb, dev, rt, mac))
 		return false;
 	interface = receiver(skb, dev, mac);
 	if (!interface)
@@ -93,8 +96,13 @@ static bool channel_takes_it(struct sk_buff *skb, struct net_device *dev,
 	if (interface->flags & VMLOOP_PEER_ROUTED)
 		needed |= VMLOOP_F_ROUTED;
 	lane = vmloop_peer_lane(interface->peer);
-	return lane && (vmloop_lane_features(lane) & needed) == needed &&
-	       skb->len + ETH_HLEN <= net_offload_max(lane);
+	if (!lane || (vmloop_lane_features(lane) & needed) != needed ||
+	    skb->len + ETH_HLEN > net_offload_max(lane))
+		return false;
+	spin_lock_bh(&lane->tx_lock);
+	is_good = net_receiver_is_good(lane->priv, interface);
+	spin_unlock_bh(&lane->tx_lock);
+	return is_good;
 }
 
 /* The route again, for one datagram. What the kernel has for it, not all kernels export. */

@@ -25,6 +25,7 @@ err_path:
 	net_nics_exit();
 err_nics:
 	net_named_exit();
+	net_receivers_exit();
 	return err;
 }
 
@@ -35,6 +36,7 @@ static void __exit net_exit(void)
 	vmloop_path_unregister(&net_path);
 	net_nics_exit();
 	net_named_exit();
+	net_receivers_exit();
 }
 
 module_init(net_init);

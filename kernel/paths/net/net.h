@@ -8,6 +8,8 @@
  *   nic.c    interfaces that we stand at, and their hooks
  *   named.c  those that the administrator names
  *   counters.c  what passed us is in the interface's counters
+ *   shaping.c  what an interface's root qdisc would do to a frame
+ *   receivers.c  which interfaces can receive, told from side to side
  *   tx.c     a frame leaves: into the ring, the queue, or past us
  *   offload.c  its segmentation and checksum: said to the peer, or done before
  *   held.c   a datagram stays its sender's until the peer has read it
@@ -41,6 +43,8 @@ struct iphdr;
  * @mac: the address by which the directory knows it
  * @is_named: the administrator names it
  * @is_shared: another one has that address, too; single word
+ * @shaping: what its root qdisc does; single word
+ * @shaping_looked: when that was looked at, in jiffies; single word
  * @hook: our place at its egress
  * @ops: copy of the driver's operations, with our counters added
  * @driver_ops: the driver's
@@ -52,6 +56,8 @@ struct net_nic {
 	u8 mac[ETH_ALEN] __aligned(2);
 	bool is_named;
 	bool is_shared;
+	int shaping;
+	unsigned long shaping_looked;
 	struct nf_hook_ops hook;
 	struct net_device_ops ops;
 	const struct net_device_ops *driver_ops;
@@ -91,6 +97,10 @@ struct net_counters {
  * @held_asked: the peer rings when it has read to @held_wake; under the lane's
  *	tx_lock
  * @held_wake: a position in the ring; under the lane's tx_lock
+ * @ours: the interfaces of ours that the peer was told of; under the lane's tx_lock
+ * @telling: it is still to be told; under the lane's tx_lock
+ * @theirs: the peer's that can receive. Written by the peer: only its length
+ *	is checked; under the lane's tx_lock
  * @up: consume: the lane's rx is there; set before producers find the lane
  * @down: nothing waits any more: frames go past us; under the lane's tx_lock
  * @watcher: thread that looks at the ring while it is expected to fill
@@ -120,6 +130,9 @@ struct net_lane {
 	bool held_pressing;
 	bool held_asked;
 	u32 held_wake;
+	struct vmloop_shm_receivers ours;
+	bool telling;
+	struct vmloop_shm_receivers theirs;
 	bool up;
 	bool down;
 	struct task_struct *watcher;
@@ -150,6 +163,10 @@ static inline bool net_nic_is_usable(const struct net_nic *nic)
 /* nic.c */
 struct net_nic *net_nic_find(const u8 *mac);
 struct net_nic *net_nic_at(const struct net_device *dev);
+int net_nic_why_not(struct net_nic *nic, const struct sk_buff *skb);
+struct net_device *net_nic_input(const struct net_nic *nic);
+void net_nics_collect(const struct vmloop_peer *peer,
+		      struct vmloop_shm_receivers *list);
 void net_nics_look(void);
 void net_nics_update(void);
 int net_nics_init(void);
@@ -165,6 +182,19 @@ void net_counters_start(struct net_nic *nic);
 void net_counters_stop(struct net_nic *nic);
 void net_nic_count_tx(struct net_nic *nic, unsigned int bytes);
 void net_nic_count_rx(struct net_nic *nic, unsigned int bytes);
+
+/* shaping.c */
+bool net_shapes(struct net_nic *nic, const struct sk_buff *skb);
+
+/* receivers.c */
+void net_receivers_tell(struct vmloop_lane *lane, bool first);
+void net_receivers_changed(void);
+void net_receivers_doubt(void);
+void net_receivers_send(struct net_lane *net);
+int net_receivers_said(struct net_lane *net, const void *payload, u32 size);
+bool net_receiver_is_good(const struct net_lane *net,
+			  const struct vmloop_interface *interface);
+void net_receivers_exit(void);
 
 /* recent.c */
 void net_recent_want(void);

@@ -59,6 +59,111 @@ struct net_nic *net_nic_at(const struct net_device *dev)
 	return NULL;
 }
 
+/* What it can do as it is ------------------------------------------------- */
+
+/* The egress rules of nft may have our priority, and then come after us. */
+static bool hook_is_last(const struct net_nic *nic)
+{
+	const struct nf_hook_entries *entries;
+	unsigned int count;
+
+	entries = rcu_dereference(nic->dev->nf_hooks_egress);
+	count = entries ? entries->num_hook_entries : 0;
+	return count && entries->hooks[count - 1].priv == nic;
+}
+
+/* Up, there, and with a carrier: frames would reach its network. */
+static bool is_running(const struct net_device *dev)
+{
+	return netif_running(dev) && netif_device_present(dev) &&
+	       netif_carrier_ok(dev);
+}
+
+/* Which of its ports sends and receives, the bond decides from time to time. */
+static bool is_port(const struct net_device *dev)
+{
+	return netif_is_lag_port(dev) || netif_is_failover_slave(dev);
+}
+
+/* What the driver runs for each frame sees none of ours. */
+static bool has_native_xdp(const struct net_device *dev)
+{
+	unsigned int mode;
+
+	for (mode = XDP_MODE_DRV; mode < __MAX_XDP_MODE; mode++)
+		if (READ_ONCE(dev->xdp_state[mode].prog) ||
+		    READ_ONCE(dev->xdp_state[mode].link))
+			return true;
+	return false;
+}
+
+/**
+ * net_nic_why_not() - why a frame must leave an interface by its driver
+ * @nic: the interface; peers know it as it is
+ * @skb: the frame
+ *
+ * Context: rcu_read_lock() held, bottom halves off.
+ * Return: the counter of the reason, or NET_NO_REASON.
+ */
+int net_nic_why_not(struct net_nic *nic, const struct sk_buff *skb)
+{
+	if (!is_running(nic->dev) || is_port(nic->dev))
+		return VMLOOP_STANDARD_INTERFACE;
+	if (!hook_is_last(nic))
+		return VMLOOP_STANDARD_HOOK;
+	if (net_shapes(nic, skb))
+		return VMLOOP_STANDARD_SHAPED;
+	return NET_NO_REASON;
+}
+
+/**
+ * net_nic_input() - where a frame for an interface is handed up
+ * @nic: the interface; peers know it as it is
+ *
+ * A bond drops what comes in by a port that is not the active one. Peers send
+ * nothing to a port, once they know; what they have sent goes to the bond.
+ *
+ * Context: rcu_read_lock() held.
+ * Return: the device, or NULL if the frame must be dropped.
+ */
+struct net_device *net_nic_input(const struct net_nic *nic)
+{
+	struct net_device *dev = nic->dev;
+
+	if (!is_running(dev) || has_native_xdp(dev))
+		return NULL;
+	if (is_port(dev)) {
+		dev = netdev_master_upper_dev_get_rcu(dev);
+		if (!dev || !is_running(dev))
+			return NULL;
+	}
+	return dev;
+}
+
+/**
+ * net_nics_collect() - the interfaces of ours that can receive from a peer
+ * @peer: the peer
+ * @list: gets their addresses
+ *
+ * Context: core mutex held.
+ */
+void net_nics_collect(const struct vmloop_peer *peer,
+		      struct vmloop_shm_receivers *list)
+{
+	struct net_nic *nic;
+
+	rcu_read_lock();
+	list_for_each_entry_rcu(nic, &nics, list) {
+		if (list->count == VMLOOP_RECEIVERS_MAX)
+			break;
+		if (net_nic_is_usable(nic) && is_running(nic->dev) &&
+		    !is_port(nic->dev) && !has_native_xdp(nic->dev) &&
+		    vmloop_peer_knows(peer, nic->mac))
+			ether_addr_copy(list->mac[list->count++], nic->mac);
+	}
+	rcu_read_unlock();
+}
+
 /* Standing there --------------------------------------------------------- */
 
 static unsigned int egress(void *priv, struct sk_buff *skb,
@@ -95,6 +200,7 @@ static void nic_add(struct net_device *dev, const u8 *mac, bool is_named)
 		goto err_counters;
 
 	nic->dev = dev;
+	nic->shaping_looked = jiffies - 1;
 	nic->is_named = is_named;
 	ether_addr_copy(nic->mac, mac);
 	nic->hook = (struct nf_hook_ops){
@@ -111,6 +217,7 @@ static void nic_add(struct net_device *dev, const u8 *mac, bool is_named)
 	list_add_rcu(&nic->list, &nics);
 	mark_shared();
 	net_counters_start(nic);
+	net_receivers_changed();
 	netdev_info(dev, "vmloop: local peers are reached through shared memory\n");
 	return;
 
@@ -128,6 +235,7 @@ static void nic_remove(struct net_nic *nic)
 	nf_unregister_net_hook(dev_net(nic->dev), &nic->hook);
 	synchronize_net();	/* no frame, and no reader of the counters */
 	net_tx_gone(nic->dev);
+	net_receivers_changed();
 	free_percpu(nic->counters);
 	kfree(nic);
 }
@@ -229,13 +337,27 @@ static int netdev_event(struct notifier_block *block, unsigned long event,
 
 	switch (event) {
 	case NETDEV_REGISTER:
-	case NETDEV_CHANGEADDR:
 	case NETDEV_CHANGENAME:
 		nic_update(dev);
+		break;
+	case NETDEV_CHANGEADDR:
+		nic_update(dev);
+		net_receivers_changed();
 		break;
 	case NETDEV_CHANGEUPPER:
 		/* It is registered before it is linked. */
 		nic_update(link->upper_dev);
+		net_receivers_changed();
+		break;
+	case NETDEV_DOWN:
+		/* The kernel has waited for all that were about to send. */
+		if (net_nic_at(dev))
+			net_tx_gone(dev);
+		fallthrough;
+	case NETDEV_UP:
+	case NETDEV_CHANGE:	/* its carrier, or an XDP program */
+		if (net_nic_at(dev))
+			net_receivers_changed();
 		break;
 	case NETDEV_UNREGISTER:	/* also when it moves to another namespace */
 		nic = net_nic_at(dev);

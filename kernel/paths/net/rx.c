@@ -173,6 +173,7 @@ static int deliver(struct net_lane *net, const u8 *payload, u32 size)
 	struct vmloop_lane *lane = net->lane;
 	struct vmloop_interface *interface;
 	struct vmloop_shm_frame frame;
+	struct net_device *dev;
 	struct sk_buff *skb;
 	struct net_nic *nic;
 	struct ethhdr eth;
@@ -197,8 +198,12 @@ static int deliver(struct net_lane *net, const u8 *payload, u32 size)
 		return nic ? VMLOOP_DROP_SOURCE : VMLOOP_DROP_DESTINATION;
 	}
 	nic = net_nic_find(eth.h_dest);
-	if (!nic || !(nic->dev->flags & IFF_UP))
+	dev = nic ? net_nic_input(nic) : NULL;
+	if (unlikely(!dev)) {
+		/* Nobody tells of some XDP programs: the peer learns it now. */
+		net_receivers_doubt();
 		return VMLOOP_DROP_INTERFACE;
+	}
 	tagged = frame.flags & VMLOOP_FRAME_VLAN;
 	if ((tagged || eth_type_vlan(eth.h_proto)) &&
 	    !(interface->flags & VMLOOP_PEER_TAGGED))
@@ -223,7 +228,7 @@ static int deliver(struct net_lane *net, const u8 *payload, u32 size)
 	/* The header that was checked, not the one that is there by now. */
 	memcpy(skb->data, &eth, sizeof(eth));
 
-	skb->dev = nic->dev;
+	skb->dev = dev;
 	skb_reset_mac_header(skb);
 	if (!apply_offloads(skb, &frame, vmloop_lane_features(lane))) {
 		kfree_skb(skb);
@@ -233,7 +238,7 @@ static int deliver(struct net_lane *net, const u8 *payload, u32 size)
 	if ((frame.flags & VMLOOP_FRAME_DATA_VALID) &&
 	    skb->ip_summed == CHECKSUM_NONE)
 		skb->ip_summed = CHECKSUM_UNNECESSARY;
-	skb->protocol = eth_type_trans(skb, nic->dev);
+	skb->protocol = eth_type_trans(skb, dev);
 	if (tagged)
 		__vlan_hwaccel_put_tag(skb, htons(frame.vlan_proto),
 				       frame.vlan_tci);
@@ -269,6 +274,8 @@ int net_rx(struct net_lane *net, int budget)
 		reason = VMLOOP_DROP_MALFORMED;
 		if (record.type == VMLOOP_RECORD_FRAME)
 			reason = deliver(net, payload, record.size);
+		else if (record.type == VMLOOP_RECORD_RECEIVERS)
+			reason = net_receivers_said(net, payload, record.size);
 		if (unlikely(reason >= 0))
 			vmloop_count(net->lane->peer, reason, 1);
 		vmloop_ring_release(rx);

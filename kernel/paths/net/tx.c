@@ -192,8 +192,8 @@ static int take(struct net_lane *net, struct sk_buff_head *frames,
  * Sends frames by a lane. Returns NET_NO_REASON, or the counter of the reason
  * why something is left in @frames.
  */
-static int send(struct net_nic *nic, struct net_lane *net,
-		struct sk_buff_head *frames)
+static int send(struct net_nic *nic, const struct vmloop_interface *interface,
+		struct net_lane *net, struct sk_buff_head *frames)
 {
 	struct vmloop_lane *lane = net->lane;
 	unsigned int queued = 0;
@@ -204,7 +204,9 @@ static int send(struct net_nic *nic, struct net_lane *net,
 
 	__skb_queue_head_init(&done);
 	spin_lock(&lane->tx_lock);
-	reason = take(net, frames, &done, &bell, &queued);
+	reason = VMLOOP_STANDARD_RECEIVER;
+	if (net_receiver_is_good(net, interface))
+		reason = take(net, frames, &done, &bell, &queued);
 	spin_unlock(&lane->tx_lock);
 
 	if (bell)
@@ -280,7 +282,7 @@ static unsigned int tx(struct net_nic *nic,
 	if (reason == NET_NO_REASON) {
 		skb_queue_walk(&frames, frame)
 			net_hop_note(frame, interface);
-		reason = send(nic, lane->priv, &frames);
+		reason = send(nic, interface, lane->priv, &frames);
 	}
 	if (reason == NET_NO_REASON)
 		return NF_STOLEN;
@@ -322,7 +324,9 @@ unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb)
 
 	lane = vmloop_peer_lane(interface->peer);
 	if (lane) {
-		reason = why_not(interface, lane, skb);
+		reason = net_nic_why_not(nic, skb);
+		if (reason == NET_NO_REASON)
+			reason = why_not(interface, lane, skb);
 		if (reason == NET_NO_REASON)
 			return tx(nic, interface, lane, skb);
 	} else {
@@ -442,7 +446,8 @@ static void flush(struct net_lane *net, const struct net_device *dev)
  * net_tx_flush() - let all waiting frames take the standard network
  * @net: the lane
  *
- * Context: the lane is down or stalled, so that none comes back to us.
+ * Context: the lane is down or stalled, or an interface of the peer's cannot
+ * receive any more. None comes back to us.
  */
 void net_tx_flush(struct net_lane *net)
 {
@@ -450,7 +455,7 @@ void net_tx_flush(struct net_lane *net)
 }
 
 /**
- * net_tx_gone() - an interface goes: nothing may wait that refers to it
+ * net_tx_gone() - an interface goes, or is down: nothing may wait that refers to it
  * @dev: the interface; no frame of it comes to us any more
  *
  * Context: process context, RTNL held.

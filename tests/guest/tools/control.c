@@ -64,6 +64,7 @@ static const struct field stats_fields[] = {
 	{ "standard_hook", U64 },
 	{ "standard_receiver", U64 },
 	{ "standard_source", U64 },
+	{ "standard_interface", U64 },
 	{ "standard_vlan", U64 },
 	{ "standard_feature", U64 },
 	{ "standard_segmentation", U64 },

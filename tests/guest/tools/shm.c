@@ -368,6 +368,35 @@ static void unknown_record(void)
 	send_record(0x7777, &frame, FRAME_BYTES(46));
 }
 
+/* Lists of receivers: what @count says, what is there, and with how much room. */
+static void receivers(uint32_t count, uint32_t size)
+{
+	struct vmloop_shm_receivers list = { .count = count };
+
+	memcpy(list.mac[0], us.from, 6);
+	send_record(VMLOOP_RECORD_RECEIVERS, &list, size);
+}
+
+static void receivers_cut_short(void)
+{
+	receivers(1, 4);
+}
+
+static void receivers_of_wrong_size(void)
+{
+	receivers(2, 8 + 6);
+}
+
+static void receivers_without_end(void)
+{
+	receivers(0xffffffff, sizeof(struct vmloop_shm_receivers));
+}
+
+static void receivers_by_overflow(void)
+{
+	receivers(0x2aaaaaab, 8 + 2);	/* 6 times that is 2 modulo 2^32 */
+}
+
 static void gso_unknown(void)
 {
 	struct frame frame = segment();
@@ -620,6 +649,10 @@ static const struct attack {
 	{ "empty_record", empty_record, "counter drop_malformed 1" },
 	{ "too_large_a_frame", too_large_a_frame, "counter drop_malformed 1" },
 	{ "unknown_record", unknown_record, "counter drop_malformed 1" },
+	{ "receivers_cut_short", receivers_cut_short, "counter drop_malformed 1" },
+	{ "receivers_of_wrong_size", receivers_of_wrong_size, "counter drop_malformed 1" },
+	{ "receivers_without_end", receivers_without_end, "counter drop_malformed 1" },
+	{ "receivers_by_overflow", receivers_by_overflow, "counter drop_malformed 1" },
 	{ "gso_unknown", gso_unknown, "counter drop_malformed 1" },
 	{ "gso_without_checksum", gso_without_checksum, "counter drop_malformed 1" },
 	{ "gso_of_nothing", gso_of_nothing, "counter drop_malformed 1" },

@@ -9,7 +9,7 @@ use super::netlink::Peer;
 const STANDARD: &str = "standard-";
 
 /// For each counter: why, and what to do, if anything.
-const REASONS: [(&str, &str, &str); 17] = [
+const REASONS: [(&str, &str, &str); 18] = [
     (
         "no-channel",
         "No channel was up: none was asked for yet, it was being opened, or it was refused.",
@@ -38,7 +38,7 @@ const REASONS: [(&str, &str, &str); 17] = [
     (
         "shaped",
         "The interface shapes its traffic (its root qdisc), which a channel would bypass.",
-        "Nothing if that is wanted; else replace the qdisc: tc qdisc replace dev INTERFACE root fq_codel",
+        "Nothing if that is wanted; else replace the qdisc: tc qdisc replace dev INTERFACE root fq_codel, or allow it: bypass_qdisc=Y of vmloop_net",
     ),
     (
         "classified",
@@ -53,12 +53,17 @@ const REASONS: [(&str, &str, &str); 17] = [
     (
         "receiver",
         "The peer's interface cannot receive through the channel.",
-        "In the peer, see vmloop status: the interface is down, has no driver, or runs a native XDP program.",
+        "In the peer, see vmloop status: the interface is down, has no driver, is in a bond, or runs a native XDP program.",
     ),
     (
         "source",
         "The frames came from an address that is not the interface's own: from a bridge, a macvlan or a virtual machine behind it.",
         "Nothing: such frames always take the standard network.",
+    ),
+    (
+        "interface",
+        "The interface is down, has no carrier, or is a port of a bond or team.",
+        "For a bond, name it: echo bond0 >/sys/module/vmloop_net/parameters/interfaces; else nothing.",
     ),
     (
         "vlan",

@@ -42,7 +42,7 @@ const BREAKS: [&str; 8] = [
 /// Breaks in a row after which only `vmloop reset` helps.
 pub const BREAKS_MAX: u64 = 8;
 /// Names of counters; their numbers begin at 1.
-pub const COUNTERS: [&str; 33] = [
+pub const COUNTERS: [&str; 34] = [
     "tx-frames",
     "tx-bytes",
     "rx-frames",
@@ -69,6 +69,7 @@ pub const COUNTERS: [&str; 33] = [
     "standard-hook",
     "standard-receiver",
     "standard-source",
+    "standard-interface",
     "standard-vlan",
     "standard-feature",
     "standard-segmentation",
