@@ -35,6 +35,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="destroy each side of a channel on Xen N times  [%(default)s]",
     )
+    parser.addoption(
+        "--load-seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="keep the load of test_load.py up for so long  [%(default)g]",
+    )
     parser.addoption("--migrations", action="store_true", help="run the tests of two hosts, too")
 
 

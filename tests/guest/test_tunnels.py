@@ -51,7 +51,7 @@ def esp(own, other):
 def counted(net, a, b):
     """Yields a table that is filled at the end of the block with what both ends have counted together."""
     before = net.both(a, b)
-    found = {}
+    found: dict[str, int] = {}
     yield found
     after = net.both(a, b)
     assert after[0].state == after[1].state == "up"
