@@ -159,7 +159,12 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             let _: Value = agent.call(&Request::Reset { a: peer.clone(), b: other })?;
             Ok(())
         }
-        Command::Off | Command::On | Command::Explain { .. } => {
+        Command::Explain { .. } => {
+            anyhow::bail!(
+                "explain is for guests\n  on a host: vmloop ls says which guests get no channels, and why"
+            )
+        }
+        Command::Off | Command::On => {
             anyhow::bail!(
                 "this is for guests\n  on a host: vmloop detach GUEST, vmloop attach, or a policy"
             )
