@@ -66,6 +66,16 @@ static void add_ipv6(const struct net_device *dev)
 	read_unlock_bh(&in6_dev->lock);
 }
 
+/*
+ * Whether the addresses of an interface are this guest's: in the first namespace
+ * all, elsewhere those of a device on a bus, which no user can make.
+ */
+static bool is_of_guest(const struct net_device *dev)
+{
+	return net_eq(dev_net(dev), &init_net) ||
+	       (dev->dev.parent && dev->dev.parent->bus);
+}
+
 static void add_namespace(const struct net *net)
 {
 	const struct net_device *dev;
@@ -73,7 +83,7 @@ static void add_namespace(const struct net *net)
 	for_each_netdev(net, dev) {
 		if (dev->type != ARPHRD_ETHER || !(dev->flags & IFF_UP))
 			continue;
-		if (!net_eq(net, &init_net) && !dev->dev.parent)
+		if (!is_of_guest(dev))
 			continue;
 		add_ipv4(dev);
 		add_ipv6(dev);
@@ -114,19 +124,33 @@ void vmloop_address_advertise(void)
 	queue_delayed_work(vmloop_workqueue, &advertise, SETTLE_TIME);
 }
 
-static int address_changed(struct notifier_block *block, unsigned long event,
-			   void *data)
+/* A user's own namespaces must not keep RTNL busy: there nothing is looked at. */
+static int inet_changed(struct notifier_block *block, unsigned long event,
+			void *data)
 {
-	vmloop_address_advertise();
+	const struct in_ifaddr *ifa = data;
+
+	if (is_of_guest(ifa->ifa_dev->dev))
+		vmloop_address_advertise();
+	return NOTIFY_DONE;
+}
+
+static int inet6_changed(struct notifier_block *block, unsigned long event,
+			 void *data)
+{
+	const struct inet6_ifaddr *ifa = data;
+
+	if (is_of_guest(ifa->idev->dev))
+		vmloop_address_advertise();
 	return NOTIFY_DONE;
 }
 
 static struct notifier_block inet_notifier = {
-	.notifier_call = address_changed,
+	.notifier_call = inet_changed,
 };
 
 static struct notifier_block inet6_notifier = {
-	.notifier_call = address_changed,
+	.notifier_call = inet6_changed,
 };
 
 int vmloop_address_init(void)

@@ -354,8 +354,12 @@ void vmloop_channels_adopt(struct vmloop_transport *transport)
 		peer = vmloop_peer_find_tag(link->transport, link->tag);
 		if (!peer || peer->channel)
 			continue;
-		if (vmloop_peer_is_shunned(peer)) {
-			/* It asked; we do not want to, yet. */
+		/*
+		 * It asked; we do not want to, yet. After too many breaks we do
+		 * not ask any more, but an agent that was told to makes one.
+		 */
+		if (peer->state == VMLOOP_CHANNEL_BROKEN &&
+		    time_before(jiffies, peer->retry_at)) {
 			link->used = true;
 			report(link, VMLOOP_STATE_BROKEN);
 			continue;

@@ -575,6 +575,13 @@ static void entry_apply(struct vmloop_transport *transport,
 		/* Who asked while the old channel was named did so in vain. */
 		else if (!peer->channel && peer->state == VMLOOP_CHANNEL_NONE)
 			peer_forget_answer(peer);
+		/* Its turn may have come while the broken channel was still named. */
+		else if (!peer->channel &&
+			 peer->state == VMLOOP_CHANNEL_BROKEN &&
+			 peer->breaks < VMLOOP_BREAKS_MAX)
+			vmloop_peer_request_in(peer,
+					       time_after(peer->retry_at, jiffies) ?
+					       peer->retry_at - jiffies : 0);
 	}
 	/* The directory has changed: what was refused may be asked again. */
 	if (!peer->tag && !peer->channel &&

@@ -56,6 +56,10 @@ static void driver_stats(struct net_device *dev,
 		ops->ndo_get_stats64(dev, stats);
 	else if (ops->ndo_get_stats)
 		netdev_stats_to_stats64(stats, ops->ndo_get_stats(dev));
+#ifdef HAVE_NETDEV_PCPU_STAT_TSTATS
+	else if (dev->pcpu_stat_type == NETDEV_PCPU_STAT_TSTATS)
+		dev_get_tstats64(dev, stats);
+#endif
 	else
 		netdev_stats_to_stats64(stats, &dev->stats);
 }

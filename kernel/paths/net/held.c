@@ -132,8 +132,12 @@ static void settle(struct net_lane *net, struct sk_buff_head *done)
 		return;
 	net->held_wake = held_cb(last)->position;
 	net->held_asked = vmloop_ring_wait_read(tx, net->held_wake);
-	if (!net->held_asked)
+	if (!net->held_asked) {
 		collect(net, done);
+		/* It took the place of the doorbell that receivers.c waits for. */
+		if (net->telling)
+			napi_schedule(&net->napi);
+	}
 }
 
 /*

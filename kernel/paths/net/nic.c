@@ -172,7 +172,18 @@ static unsigned int egress(void *priv, struct sk_buff *skb,
 	return net_tx(priv, skb);
 }
 
-/* Several with one address: the one that the administrator names, or none. */
+/*
+ * Whether an interface has an address in spite of another one that has it, too: a
+ * bond that the administrator names has the address of one of its ports. Any other
+ * that is named may have been given it by whoever owns its namespace.
+ */
+static bool is_above(const struct net_nic *nic, const struct net_nic *other)
+{
+	return nic->is_named && !other->is_named &&
+	       netdev_has_upper_dev(other->dev, nic->dev);
+}
+
+/* Several with one address: the bond above its port, else none. */
 static void mark_shared(void)
 {
 	struct net_nic *nic, *other;
@@ -184,7 +195,7 @@ static void mark_shared(void)
 		list_for_each_entry(other, &nics, list)
 			is_shared |= other != nic &&
 				     ether_addr_equal(other->mac, nic->mac) &&
-				     (other->is_named || !nic->is_named);
+				     !is_above(nic, other);
 		WRITE_ONCE(nic->is_shared, is_shared);
 	}
 }
@@ -347,6 +358,7 @@ static int netdev_event(struct notifier_block *block, unsigned long event,
 	case NETDEV_CHANGEUPPER:
 		/* It is registered before it is linked. */
 		nic_update(link->upper_dev);
+		mark_shared();
 		net_receivers_changed();
 		break;
 	case NETDEV_DOWN:

@@ -79,10 +79,12 @@ static bool can_be_said(const struct vmloop_lane *lane,
 
 /*
  * Replaces a frame by its segments, in @frames. Returns false if that cannot be
- * done, and the frame is as it was.
+ * done, and the frame is as it was. A list of fragments that could not be taken
+ * apart is lost, and @frames stays empty: the stack has freed the list by then.
  */
 static bool segment(struct sk_buff *skb, struct sk_buff_head *frames)
 {
+	bool is_list = skb_shinfo(skb)->gso_type & SKB_GSO_FRAGLIST;
 	struct sk_buff *segments, *next;
 
 	/* The stack would warn: a frame with segments lacks its checksum. */
@@ -90,6 +92,10 @@ static bool segment(struct sk_buff *skb, struct sk_buff_head *frames)
 	    skb->ip_summed != CHECKSUM_UNNECESSARY)
 		return false;
 	segments = skb_gso_segment(skb, SEGMENT_FEATURES);
+	if (IS_ERR(segments) && is_list) {
+		kfree_skb(skb);
+		return true;
+	}
 	if (IS_ERR_OR_NULL(segments))
 		return false;
 	skb_list_walk_safe(segments, segments, next) {
@@ -104,7 +110,8 @@ static bool segment(struct sk_buff *skb, struct sk_buff_head *frames)
  * net_offload_prepare() - make a frame one or several that records can carry
  * @lane: the lane that they will go by
  * @skb: the frame; belongs to @frames afterwards, whatever is returned
- * @frames: empty; gets the frame, or its segments in order
+ * @frames: empty; gets the frame, or its segments in order; stays empty if there
+ *	was no memory and the frame is lost
  *
  * Return: NET_NO_REASON, or the counter of the reason why all of @frames must
  * take the standard network.

@@ -137,6 +137,7 @@ int net_receivers_said(struct net_lane *net, const void *payload, u32 size)
 {
 	struct vmloop_shm_receivers list = { };
 	struct vmloop_lane *lane = net->lane;
+	bool is_new;
 
 	if (!(vmloop_lane_features(lane) & VMLOOP_F_RECEIVERS) ||
 	    size < offsetof(struct vmloop_shm_receivers, mac) ||
@@ -149,10 +150,11 @@ int net_receivers_said(struct net_lane *net, const void *payload, u32 size)
 		return VMLOOP_DROP_MALFORMED;
 
 	spin_lock(&lane->tx_lock);
+	is_new = memcmp(&net->theirs, &list, sizeof(list));
 	net->theirs = list;
 	spin_unlock(&lane->tx_lock);
 	/* What waits may be for one that cannot receive any more. */
-	if (!skb_queue_empty_lockless(&net->waiting))
+	if (is_new && !skb_queue_empty_lockless(&net->waiting))
 		net_tx_flush(net);
 	return -1;
 }

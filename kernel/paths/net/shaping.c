@@ -102,14 +102,15 @@ static int look(struct net_device *dev)
 	return found;
 }
 
-/* Whether the socket has set a rate, and leaves it to sch_fq to hold it. */
+/* Whether the socket has set a rate or times, and leaves them to sch_fq to hold. */
 static bool is_paced(const struct sk_buff *skb)
 {
 	const struct sock *sk = skb->sk;
 
 	return sk && sk_fullsock(sk) &&
-	       READ_ONCE(sk->sk_pacing_status) == SK_PACING_FQ &&
-	       READ_ONCE(sk->sk_max_pacing_rate) != ~0UL;
+	       (sock_flag(sk, SOCK_TXTIME) ||
+		(READ_ONCE(sk->sk_pacing_status) == SK_PACING_FQ &&
+		 READ_ONCE(sk->sk_max_pacing_rate) != ~0UL));
 }
 
 /**

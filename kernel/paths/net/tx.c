@@ -279,6 +279,10 @@ static unsigned int tx(struct net_nic *nic,
 
 	__skb_queue_head_init(&frames);
 	reason = net_offload_prepare(lane, skb, &frames);
+	if (unlikely(skb_queue_empty(&frames))) {
+		vmloop_count(peer, VMLOOP_DROP_MEMORY, 1);
+		return NF_STOLEN;
+	}
 	if (reason == NET_NO_REASON) {
 		skb_queue_walk(&frames, frame)
 			net_hop_note(frame, interface);
@@ -288,8 +292,12 @@ static unsigned int tx(struct net_nic *nic,
 		return NF_STOLEN;
 
 	vmloop_count(peer, reason, skb_queue_len(&frames));
-	/* A frame that is whole goes on where it is. */
-	if (skb_peek(&frames) == skb && !net_large_is(skb)) {
+	/*
+	 * A frame that is whole goes on where it is. Of a list of fragments the
+	 * frame itself is the first segment: all of them go on together.
+	 */
+	if (skb_queue_len(&frames) == 1 && skb_peek(&frames) == skb &&
+	    !net_large_is(skb)) {
 		__skb_unlink(skb, &frames);
 		return NF_ACCEPT;
 	}
