@@ -73,7 +73,7 @@ def judge(request, net, longest):
     STALLS.append({"test": request.node.nodeid.partition("::")[2], "seconds": longest})
     request.node.user_properties.append(("longest_stall_s", longest))
     # The guests' CPUs share those of the stage: with two each, a turn comes half as often.
-    limit = LONGEST_STALL * net.lab.guest("g1").spec.cpus * (1 if net.is_xen else net.slow)
+    limit = LONGEST_STALL * net.lab.guest("g1").spec.cpus * net.slow
     assert longest < limit, f"nothing arrived for {longest:.3f} s"
 
 
