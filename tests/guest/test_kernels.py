@@ -2,11 +2,7 @@
 """Each kernel that the modules are for: they load, carry, go, and do so again, and the kernel says nothing.
 
 A machine by itself boots the kernel, and the loopback transport joins two of its
-namespaces:
-
-    namespace a                      namespace b
-    va 10.9.0.1 ---- veth pair ---- vb 10.9.0.2
-         `------- vmloop_loopback ------'
+namespaces (veth.py).
 """
 
 import json
@@ -15,39 +11,16 @@ import pytest
 from vmlab import kernels
 
 from tests.guest.net import TOOLS, build_tools, until
+from tests.guest.veth import LOOPBACK, NET, TOPOLOGY, UNLOAD, inside
 
-MAC = ("02:00:00:00:00:01", "02:00:00:00:00:02")
 PORT = "7000"
 CPUS = 2
 ROUNDS = 3
-
-TOPOLOGY = f"""
-set -e
-ip netns add a
-ip netns add b
-ip link add va netns a address {MAC[0]} type veth peer name vb netns b address {MAC[1]}
-ip -n a addr add 10.9.0.1/24 dev va
-ip -n b addr add 10.9.0.2/24 dev vb
-ip -n a link set va up
-ip -n b link set vb up
-"""
-LOAD = f"""
-set -e
-modprobe vmloop_net
-ip netns exec a sh -c 'echo va >/sys/module/vmloop_net/parameters/interfaces'
-ip netns exec b sh -c 'echo vb >/sys/module/vmloop_net/parameters/interfaces'
-modprobe vmloop_loopback interfaces={MAC[0]},{MAC[1]}
-"""
-UNLOAD = "rmmod vmloop_loopback && rmmod vmloop_net && rmmod vmloop"
 
 
 def kernel(series):
     """One kernel, and the lab that boots it."""
     return pytest.param(series, marks=pytest.mark.lab(kind="solo", kernel=series, cpus=CPUS), id=series)
-
-
-def inside(namespace, *words):
-    return ["ip", "netns", "exec", namespace, *map(str, words)]
 
 
 def segmented(sender, receiver, *, size=1400, count=20):
@@ -101,7 +74,7 @@ def test_kernel(lab, host, series):
     host.run(TOPOLOGY)
     try:
         for _ in range(ROUNDS):
-            host.run(LOAD)
+            host.run(f"set -e{NET}{LOOPBACK}")
             assert "/updates/" in host.run("modinfo -n vmloop").out
             for moved in carry(host).values():
                 assert moved["tx_bytes"] > 1_000_000 and moved["rx_bytes"] > 1_000_000

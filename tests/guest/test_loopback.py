@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Core and packet path without a hypervisor: the loopback transport.
 
-Two network namespaces of one guest, joined by a veth pair, are peers:
-
-    namespace a                      namespace b
-    va 10.9.0.1 ---- veth pair ---- vb 10.9.0.2
-         `------- vmloop_loopback ------'
+Two network namespaces of one guest are peers (veth.py).
 """
 
 import json
@@ -13,27 +9,9 @@ import json
 import pytest
 
 from tests.guest.net import HERE, Transfer, until
+from tests.guest.veth import LOOPBACK, NET, TOPOLOGY, inside
 
-MAC = ("02:00:00:00:00:01", "02:00:00:00:00:02")
 PORT = "7000"
-
-TOPOLOGY = f"""
-set -e
-ip netns add a
-ip netns add b
-ip link add va netns a address {MAC[0]} type veth peer name vb netns b address {MAC[1]}
-ip -n a addr add 10.9.0.1/24 dev va
-ip -n b addr add 10.9.0.2/24 dev vb
-ip -n a link set va up
-ip -n b link set vb up
-"""
-
-NAMES = """
-modprobe vmloop_net
-ip netns exec a sh -c 'echo va >/sys/module/vmloop_net/parameters/interfaces'
-ip netns exec b sh -c 'echo vb >/sys/module/vmloop_net/parameters/interfaces'
-"""
-"""Interfaces that are no hardware are stood at where the administrator names them."""
 
 
 @pytest.fixture
@@ -41,7 +19,7 @@ def g(net, g3):
     """g3, with the loopback transport instead of the other one."""
     net.unload(g3)
     try:
-        g3.run(f"{TOPOLOGY}{NAMES}modprobe vmloop_loopback interfaces={MAC[0]},{MAC[1]}")
+        g3.run(TOPOLOGY + NET + LOOPBACK)
         yield g3
     finally:
         g3.run("rmmod vmloop_loopback; rmmod vmloop_net; rmmod vmloop; ip netns del a; ip netns del b", check=False)
@@ -52,10 +30,6 @@ def g(net, g3):
 def peers(g):
     found = json.loads(g.run([f"{HERE}/control", "peers"]).out)
     return {one["name"]: one for one in found}
-
-
-def inside(namespace, *words):
-    return ["ip", "netns", "exec", namespace, *map(str, words)]
 
 
 def bring_up(g, slow):
@@ -87,8 +61,8 @@ def test_loopback_under_load(net, g):
     """Path and transport are unloaded and loaded again under a stream whose every byte is checked."""
     bring_up(g, net.slow)
     again = {
-        "vmloop_net": NAMES,
-        "vmloop_loopback": f"modprobe vmloop_loopback interfaces={MAC[0]},{MAC[1]}",
+        "vmloop_net": NET,
+        "vmloop_loopback": LOOPBACK,
     }
     transfer = Transfer(
         g.popen(inside("b", f"{HERE}/stream", "receive", 7100)),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """What is still to be done with a frame that leaves: segmentation, checksums, encryption.
 
-In one guest, by the loopback transport (test_loopback.py draws its topology).
+In one guest, by the loopback transport (veth.py draws its topology).
 """
 
 import json
@@ -10,7 +10,8 @@ import re
 import pytest
 
 from tests.guest.net import HERE, until
-from tests.guest.test_loopback import MAC, NAMES, TOPOLOGY, bring_up, inside, peers
+from tests.guest.test_loopback import bring_up, peers
+from tests.guest.veth import LOOPBACK, NET, TOPOLOGY, inside
 
 PORT = "7000"
 KEY = "0x" + "11" * 20
@@ -51,7 +52,7 @@ def g(net, g3, ring_size):
     """g3, with two namespaces whose interfaces are peers by the loopback transport."""
     net.unload(g3)
     try:
-        g3.run(f"{TOPOLOGY}{NAMES}modprobe vmloop_loopback interfaces={MAC[0]},{MAC[1]} ring_size={ring_size}")
+        g3.run(f"{TOPOLOGY}{NET}{LOOPBACK} ring_size={ring_size}")
         bring_up(g3, net.slow)
         yield g3
     finally:

@@ -15,22 +15,9 @@ from vmlab import Host, Lab, paths
 from vmlab.process import Process
 
 from tests.guest.net import DROPS, TOOLS, Transfer, build_tools, until
-
-MAC = ("02:00:00:00:00:01", "02:00:00:00:00:02")
-IP = ("10.9.0.1", "10.9.0.2")
+from tests.guest.veth import IP, MAC, NAMES, TOPOLOGY, inside
 
 pytestmark = [pytest.mark.one_stage, pytest.mark.kvm_only]
-
-TOPOLOGY = f"""
-set -e
-ip netns add a
-ip netns add b
-ip link add va netns a address {MAC[0]} type veth peer name vb netns b address {MAC[1]}
-ip -n a addr add {IP[0]}/24 dev va
-ip -n b addr add {IP[1]}/24 dev vb
-ip -n a link set va up
-ip -n b link set vb up
-"""
 
 
 class Pair:
@@ -40,19 +27,13 @@ class Pair:
         self.host = host
         self.modules = paths.OUT / "modules" / host.run(["uname", "-r"]).out.strip()
 
-    def inside(self, namespace: str, *words: object) -> list[str]:
-        """A command in one of them."""
-        return ["ip", "netns", "exec", namespace, *map(str, words)]
-
     def load(self) -> None:
         """All modules."""
         for words in ("vmloop", "vmloop_net", f"vmloop_loopback interfaces={','.join(MAC)}"):
             name, _, options = words.partition(" ")
             self.host.run(["insmod", str(self.modules / f"{name}.ko"), *options.split()])
             if name == "vmloop_net":
-                for namespace, interface in (("a", "va"), ("b", "vb")):
-                    set_it = f"echo {interface} >/sys/module/vmloop_net/parameters/interfaces"
-                    self.host.run(self.inside(namespace, "sh", "-c", set_it))
+                self.host.run(NAMES)
 
     def unload(self) -> None:
         """All of them that are there."""
@@ -71,7 +52,7 @@ class Pair:
         """Have a channel."""
 
         def is_up() -> bool:
-            self.host.run(self.inside("a", "ping", "-c", 1, "-W", 1, "-q", IP[1]), check=False)
+            self.host.run(inside("a", "ping", "-c", 1, "-W", 1, "-q", IP[1]), check=False)
             return self.states() == {"up"}
 
         until(is_up, 10, "the loopback channel")
@@ -101,12 +82,12 @@ def test_streams_and_pings_both_ways(stage: str, pair: Pair) -> None:
     pings: list[Process] = []
     try:
         for cpu, (source, sink, address, port) in enumerate(ends):
-            receiver = host.popen(pair.inside(sink, TOOLS / "stream", "receive", port))
-            words = pair.inside(source, "taskset", "-c", cpu, TOOLS / "stream", "send", address, port)
+            receiver = host.popen(inside(sink, TOOLS / "stream", "receive", port))
+            words = inside(source, "taskset", "-c", cpu, TOOLS / "stream", "send", address, port)
             transfers.append(Transfer(receiver, partial(host.popen, words), 1))
         for cpu in range(3):
             for source, _, address, _ in ends:
-                pings.append(host.popen(pair.inside(source, "taskset", "-c", cpu, "ping", "-q", "-f", address)))
+                pings.append(host.popen(inside(source, "taskset", "-c", cpu, "ping", "-q", "-f", address)))
 
         def carried() -> bool:
             for one in transfers:
@@ -162,11 +143,11 @@ def test_broken_is_not_for_ever(stage: str, pair: Pair) -> None:
 def test_medium_datagrams_are_charged_what_they_take(stage: str, pair: Pair) -> None:
     """A datagram of 1,700 bytes costs its socket less than three of its size."""
     host = pair.host
-    sends = pair.inside("a", "socat", "-u", "-b", "1700", "-", f"UDP-SENDTO:{IP[1]}:7300")
+    sends = inside("a", "socat", "-u", "-b", "1700", "-", f"UDP-SENDTO:{IP[1]}:7300")
     for name in ("a", "b"):
-        host.run(pair.inside(name, "ip", "link", "set", f"v{name}", "mtu", 9000))
+        host.run(inside(name, "ip", "link", "set", f"v{name}", "mtu", 9000))
     with host.popen(
-        pair.inside(
+        inside(
             "b", "python3", "-c", "import socket, sys\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
             "s.bind(('', 7300))\nprint('ready', flush=True)\nsys.stdin.read()",
         )
@@ -176,7 +157,7 @@ def test_medium_datagrams_are_charged_what_they_take(stage: str, pair: Pair) -> 
         host.run(sends, stdin=b"x" * 1700 * 10)
 
         def queued() -> int:
-            found = host.run(pair.inside("b", "ss", "-uamnH", "sport", "=", ":7300")).out
+            found = host.run(inside("b", "ss", "-uamnH", "sport", "=", ":7300")).out
             return int(found.partition("skmem:(r")[2].partition(",")[0] or 0)
 
         until(lambda: end(pair, "loopback1")["stats"]["rx_frames"] >= before + 10, 10, "all come by the channel")
