@@ -72,8 +72,7 @@ static void add_ipv6(const struct net_device *dev)
  */
 static bool is_of_guest(const struct net_device *dev)
 {
-	return net_eq(dev_net(dev), &init_net) ||
-	       (dev->dev.parent && dev->dev.parent->bus);
+	return net_eq(dev_net(dev), &init_net) || vmloop_dev_is_hardware(dev);
 }
 
 static void add_namespace(const struct net *net)

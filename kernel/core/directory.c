@@ -292,6 +292,14 @@ void vmloop_peer_broke(struct vmloop_peer *peer, enum vmloop_break reason,
 		vmloop_peer_request_in(peer, delay);
 }
 
+/* Ask for a peer that broke the protocol when it is time, at once if that is over. */
+static void peer_request_retry(struct vmloop_peer *peer)
+{
+	long left = peer->retry_at - jiffies;
+
+	vmloop_peer_request_in(peer, max(left, 0L));
+}
+
 /* May it be asked for again? */
 static void peer_forget_answer(struct vmloop_peer *peer)
 {
@@ -314,7 +322,7 @@ static void request_work(struct work_struct *work)
 	if (vmloop_peer_is_shunned(peer)) {
 		/* After too many breaks it is the operator's to say when. */
 		if (peer->breaks < VMLOOP_BREAKS_MAX)
-			vmloop_peer_request_in(peer, peer->retry_at - jiffies);
+			peer_request_retry(peer);
 		goto out;
 	}
 	/* The agent, or we, said "later", and now it is later. */
@@ -579,9 +587,7 @@ static void entry_apply(struct vmloop_transport *transport,
 		else if (!peer->channel &&
 			 peer->state == VMLOOP_CHANNEL_BROKEN &&
 			 peer->breaks < VMLOOP_BREAKS_MAX)
-			vmloop_peer_request_in(peer,
-					       time_after(peer->retry_at, jiffies) ?
-					       peer->retry_at - jiffies : 0);
+			peer_request_retry(peer);
 	}
 	/* The directory has changed: what was refused may be asked again. */
 	if (!peer->tag && !peer->channel &&

@@ -23,7 +23,6 @@
  *   RTNL
  *   net_rwsem		the list of network namespaces; read
  *   vmloop_mutex	the core mutex: all that changes state
- *   lanes_mutex		tx.c: all lanes
  *   tx_lock		a lane's; bottom halves off
  *   control_lock	or whatever a transport uses to queue a message
  *
@@ -308,6 +307,20 @@ struct vmloop_interface *vmloop_route_find(const u8 *local_mac,
 					   const void *ip);
 bool vmloop_route_is_ours(const u8 *local_mac, u8 family, const void *ip);
 bool vmloop_route_is_known(const u8 *local_mac, u8 family, const void *ip);
+
+/**
+ * vmloop_dev_is_hardware() - whether an interface is a device on a bus
+ * @dev: the interface
+ *
+ * Hardware, the hypervisor, or root in person made it; no user can, whatever
+ * network namespace is his.
+ *
+ * Return: false for all that is made of other interfaces, or of nothing.
+ */
+static inline bool vmloop_dev_is_hardware(const struct net_device *dev)
+{
+	return dev->dev.parent && dev->dev.parent->bus;
+}
 
 /* Transports ------------------------------------------------------------- */
 

@@ -87,7 +87,6 @@ static int lane_open(struct vmloop_lane *lane)
 		goto err_watch;
 	napi_enable(&net->napi);
 	lane->priv = net;
-	net_tx_open(net);
 	return 0;
 
 err_watch:
@@ -158,7 +157,6 @@ static void lane_close(struct vmloop_lane *lane)
 {
 	struct net_lane *net = lane->priv;
 
-	net_tx_close(net);
 	/*
 	 * Waits for poll(), and with it for all that sets the timer or wakes the
 	 * watcher. What these two schedule now only marks NAPI as missed.

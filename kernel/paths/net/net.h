@@ -87,7 +87,6 @@ struct net_counters {
  * @napi_dev: dummy device that carries @napi
  * @napi: drains both directions
  * @pages: memory for large frames, recycled
- * @list: in the list of all lanes
  * @waiting: frames that wait for room, in order; under the lane's tx_lock
  * @waiting_bytes: their bytes; under the lane's tx_lock
  * @held: datagrams that the peer has not read yet; under the lane's tx_lock
@@ -121,7 +120,6 @@ struct net_lane {
 	struct net_device *napi_dev;
 	struct napi_struct napi;
 	struct page_pool *pages;
-	struct list_head list;
 	struct sk_buff_head waiting;
 	unsigned int waiting_bytes;
 	struct sk_buff_head held;
@@ -205,9 +203,7 @@ void net_tx_waiting(struct net_lane *net);
 void net_tx_flush(struct net_lane *net);
 
 /* tx.c; process context */
-void net_tx_open(struct net_lane *net);
-void net_tx_close(struct net_lane *net);
-void net_tx_gone(const struct net_device *dev);
+void net_tx_gone(struct net_device *dev);
 
 /* offload.c; rcu_read_lock() held, bottom halves off */
 unsigned int net_offload_max(const struct vmloop_lane *lane);

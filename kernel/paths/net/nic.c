@@ -251,12 +251,6 @@ static void nic_remove(struct net_nic *nic)
 	kfree(nic);
 }
 
-/* A device on a bus: made by hardware, the hypervisor, or root in person. */
-static bool is_hardware(const struct net_device *dev)
-{
-	return dev->dev.parent && dev->dev.parent->bus;
-}
-
 /*
  * The address by which the directory would know an interface, or NULL if it is
  * none to stand at. What stands above hardware (VLAN, bridge, bond) has not yet
@@ -269,7 +263,7 @@ static const u8 *address(const struct net_device *dev, bool is_named)
 		return NULL;
 	if (is_named)
 		return dev->dev_addr;
-	if (is_hardware(dev) && list_empty(&dev->adj_list.lower))
+	if (vmloop_dev_is_hardware(dev) && list_empty(&dev->adj_list.lower))
 		return dev->perm_addr;
 	return NULL;
 }

@@ -7,7 +7,6 @@
  * lane_down. The lane's tx_lock serialises all that is written to the ring.
  */
 #include <linux/if_vlan.h>
-#include <linux/mutex.h>
 #include <linux/netfilter_netdev.h>
 #include <net/dst.h>
 #include <net/pkt_sched.h>
@@ -22,10 +21,6 @@
 
 /* Of these, what goes to the ring while others wait for the lane's lock. */
 #define BATCH_BYTES	(256U << 10)
-
-/* All lanes, so that an interface that goes finds its frames. */
-static LIST_HEAD(lanes);
-static DEFINE_MUTEX(lanes_mutex);	/* protects lanes; inside of RTNL and core mutex */
 
 /**
  * struct sent_cb - what is noted in a frame that is in the ring
@@ -462,45 +457,25 @@ void net_tx_flush(struct net_lane *net)
 	flush(net, NULL);
 }
 
+static void gone(struct vmloop_lane *lane, void *data)
+{
+	const struct net_device *dev = data;
+	struct net_lane *net = lane->priv;
+
+	flush(net, dev);
+	/* Who waits now must ask for its own doorbell. */
+	local_bh_disable();
+	napi_schedule(&net->napi);
+	local_bh_enable();
+}
+
 /**
  * net_tx_gone() - an interface goes, or is down: nothing may wait that refers to it
  * @dev: the interface; no frame of it comes to us any more
  *
- * Context: process context, RTNL held.
+ * Context: process context, RTNL held, takes the core mutex.
  */
-void net_tx_gone(const struct net_device *dev)
+void net_tx_gone(struct net_device *dev)
 {
-	struct net_lane *net;
-
-	mutex_lock(&lanes_mutex);
-	list_for_each_entry(net, &lanes, list) {
-		flush(net, dev);
-		/* Who waits now must ask for its own doorbell. */
-		local_bh_disable();
-		napi_schedule(&net->napi);
-		local_bh_enable();
-	}
-	mutex_unlock(&lanes_mutex);
-}
-
-/**
- * net_tx_open() - a lane is about to be used
- * @net: the lane; its NAPI instance is enabled
- */
-void net_tx_open(struct net_lane *net)
-{
-	mutex_lock(&lanes_mutex);
-	list_add_tail(&net->list, &lanes);
-	mutex_unlock(&lanes_mutex);
-}
-
-/**
- * net_tx_close() - a lane is not used any more
- * @net: the lane, down; its NAPI instance is enabled
- */
-void net_tx_close(struct net_lane *net)
-{
-	mutex_lock(&lanes_mutex);
-	list_del(&net->list);
-	mutex_unlock(&lanes_mutex);
+	vmloop_lanes_do(&net_path, gone, dev);
 }
