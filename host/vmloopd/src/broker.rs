@@ -315,6 +315,8 @@ struct Channel {
     adopted: bool,
     /// When both sides used it first.
     up_since: Option<Instant>,
+    /// When it was told to end: a guest that keeps its device is not up by that.
+    up_until: Option<Instant>,
     /// Side that said that the other broke the protocol.
     broken_by: Option<usize>,
     /// A guest goes, or went and may be back already: if it lived short, that
@@ -1865,6 +1867,7 @@ impl Broker {
                 since: Instant::now(),
                 adopted,
                 up_since: None,
+                up_until: None,
                 broken_by: None,
                 parted: false,
                 hello_by: None,
@@ -1885,6 +1888,7 @@ impl Broker {
             return;
         }
         channel.reason = Some(reason);
+        channel.up_until = Some(Instant::now());
         // While it is being plugged its task hears of this afterwards.
         if channel.stage == Stage::Open {
             channel.stage = Stage::Closing;
@@ -1991,9 +1995,12 @@ impl Broker {
         let pair = (a.id, b.id);
         let now = Instant::now();
         if let Some(since) = channel.up_since {
-            self.breaks.was_up(pair, now - since);
+            let until = channel.up_until.unwrap_or(now);
+            self.breaks.was_up(pair, until.saturating_duration_since(since));
         }
-        if let Some(side) = channel.broken_by {
+        // Of a guest that is gone nobody would forget it.
+        let known = channel.sides.iter().all(|side| self.guests.contains_key(&side.guest));
+        if let Some(side) = channel.broken_by.filter(|_| known) {
             self.broke(pair, &channel, side);
         }
         let lived = channel.since.elapsed();

@@ -532,18 +532,23 @@ fn policy_and_network_close_channels() {
     });
 }
 
-/// Breaks the channel with this tag, says nothing more until it is gone, and
-/// wants another. Returns the refusal: reason and milliseconds.
-fn break_and_want(agent: &Agent, a: &mut Modules<'_>, b: &mut Modules<'_>, tag: u32) -> (u32, u32) {
+/// Has the channel with this tag up, and ended by what one side says of it.
+fn up_and_ended(agent: &Agent, a: &mut Modules<'_>, b: &mut Modules<'_>, tag: u32, state: u32) {
     a.state(tag, shm::VMLOOP_STATE_UP);
     b.state(tag, shm::VMLOOP_STATE_UP);
     wait("both to have it", || agent.list(Request::List).channels[0].state == "up");
-    a.state(tag, shm::VMLOOP_STATE_BROKEN);
+    a.state(tag, state);
     wait("its end", || {
         a.hear();
         b.hear();
         agent.channels() == 0 && a.directory[0].tag == 0
     });
+}
+
+/// Breaks the channel with this tag, says nothing more until it is gone, and
+/// wants another. Returns the refusal: reason and milliseconds.
+fn break_and_want(agent: &Agent, a: &mut Modules<'_>, b: &mut Modules<'_>, tag: u32) -> (u32, u32) {
+    up_and_ended(agent, a, b, tag, shm::VMLOOP_STATE_BROKEN);
     a.refused.clear();
     let peer = a.directory[0];
     a.want(&peer);
@@ -634,15 +639,7 @@ fn a_guest_that_is_turned_off_and_on() {
             }
             tag != 0 && one.has(&device) && two.has(&device)
         });
-        a.state(tag, shm::VMLOOP_STATE_UP);
-        b.state(tag, shm::VMLOOP_STATE_UP);
-        wait("both to have it", || agent.list(Request::List).channels[0].state == "up");
-        a.state(tag, shm::VMLOOP_STATE_CLOSED);
-        wait("its end", || {
-            a.hear();
-            b.hear();
-            agent.channels() == 0 && a.directory[0].tag == 0
-        });
+        up_and_ended(&agent, &mut a, &mut b, tag, shm::VMLOOP_STATE_CLOSED);
     }
     a.refused.clear();
     let peer = a.directory[0];
