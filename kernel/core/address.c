@@ -6,8 +6,8 @@
  * Owns the two address notifiers and one work. The notifiers run under RTNL
  * or in atomic context and only queue the work.
  *
- * In network namespaces beside the first one only devices of a bus count: a user
- * can make any other kind there, with the address of an interface that is not his.
+ * In the first network namespace all interfaces count, in others devices on a
+ * bus only: a user can make any other kind there, with any address.
  */
 #include <linux/if_arp.h>
 #include <linux/inetdevice.h>
@@ -66,10 +66,6 @@ static void add_ipv6(const struct net_device *dev)
 	read_unlock_bh(&in6_dev->lock);
 }
 
-/*
- * Whether the addresses of an interface are this guest's: in the first namespace
- * all, elsewhere those of a device on a bus, which no user can make.
- */
 static bool is_of_guest(const struct net_device *dev)
 {
 	return net_eq(dev_net(dev), &init_net) || vmloop_dev_is_hardware(dev);
