@@ -40,7 +40,6 @@ def bring_up(g, slow):
     until(is_up, 10 * slow, "the loopback channel")
 
 
-@pytest.mark.main("the third transport carries")
 def test_loopback_carries(net, g):
     bring_up(g, net.slow)
     before = peers(g)
@@ -56,7 +55,6 @@ def test_loopback_carries(net, g):
         assert not any(value for key, value in moved.items() if key.startswith("drop"))
 
 
-@pytest.mark.main("the third transport comes and goes")
 def test_loopback_under_load(net, g):
     """Path and transport are unloaded and loaded again under a stream whose every byte is checked."""
     bring_up(g, net.slow)

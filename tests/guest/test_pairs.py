@@ -55,7 +55,7 @@ def test_a_channel_is_not_used_again(net, g1, g2):
     assert find(g1, mark) == find(g2, mark) == []
 
 
-@pytest.mark.main("isolation: groups", on="both")
+@pytest.mark.main("isolation: groups")
 def test_guest_outside_of_the_group(net, g1, g2, g3):
     """It gets no channel, its traffic takes the standard network, and its peers keep theirs."""
     net.set_policy("idle_ms = 0\n[[group]]\nname = 'pair'\nmembers = ['g1', 'g2']\n")

@@ -108,7 +108,6 @@ def test_large_datagrams_stay_whole(net, g1, g2, server):
     assert found.there["tx_frames"] < 120 and found.back["tx_frames"] < 120
 
 
-@pytest.mark.main("conversations that end as soon as they begin")
 def test_short_connections(net, g1, g2, server):
     with net.carried(g1, g2) as found:
         g1.run([f"{HERE}/pattern", "short", g2.ip, PORT, "1000"], timeout=120 * net.slow)
@@ -191,7 +190,12 @@ NFT = {
 }
 
 
-@pytest.mark.parametrize("hook", NFT)
+FIRST_AND_LAST = pytest.mark.main("the guest's rules hold: the last hook of the sender, the first of the receiver")
+
+
+@pytest.mark.parametrize(
+    "hook", [pytest.param(hook, marks=FIRST_AND_LAST) if hook.endswith("gress") else hook for hook in NFT]
+)
 def test_nftables_still_drops(lab, net, g1, g2, hook):
     where, family, chain, match = NFT[hook]
     guest = lab.guest(where)
@@ -214,7 +218,6 @@ def test_nftables_still_drops(lab, net, g1, g2, hook):
         g1.run(f"ping -c 1 -W 5 {g2.ip}")
 
 
-@pytest.mark.main("a stateful firewall knows what the channel carries")
 def test_conntrack_follows(net, g1, g2, server):
     """A stateful firewall sees connections, large datagrams included, as established."""
     try:
@@ -268,8 +271,9 @@ def test_mtu_9000(lab, net, g1, g2, server):
         set_mtu(1500)
 
 
-@pytest.mark.parametrize("kind", ["in_the_frame", "offloaded"])
-@pytest.mark.main("tags in the frame and in its metadata")
+@pytest.mark.parametrize(
+    "kind", ["in_the_frame", pytest.param("offloaded", marks=pytest.mark.main("the tag is not in the frame"))]
+)
 def test_vlan(net, g1, g2, kind):
     """A VLAN interface in both guests; the tag is in the frame, or in its metadata."""
     try:

@@ -116,7 +116,6 @@ def test_rmmod_everywhere(net, g1, g2, watch):
     watch.on_channel()
 
 
-@pytest.mark.main("what one load leaves behind breaks the next")
 def test_reload_again_and_again(net, g1, g2, watch):
     for _ in range(3):
         watch.on_channel(ENOUGH // 3)
@@ -135,7 +134,6 @@ def test_off_and_on(net, g1, g2, watch):
     watch.on_channel()
 
 
-@pytest.mark.main("a channel that ends while it begins")
 def test_off_and_on_quickly(net, g1, g2, watch):
     """Who turns it off and on again and again waits for the channel no longer than after the first times."""
     watch.on_channel()
@@ -182,8 +180,9 @@ def test_agent_killed_and_modules_loaded_again(net, g1, g2, watch):
 
 
 @pytest.mark.kvm_only
-@pytest.mark.parametrize("who", ["sender", "receiver"])
-@pytest.mark.main("the device vanishes without warning")
+@pytest.mark.parametrize(
+    "who", ["sender", pytest.param("receiver", marks=pytest.mark.main("the device vanishes without warning"))]
+)
 def test_device_del(net, g1, g2, watch, who):
     """Somebody unplugs a channel's device past the agent."""
     guest = g1 if who == "sender" else g2
@@ -223,8 +222,9 @@ def test_plugged_unheard(net, g1, g2):
         tell("enable")
 
 
-@pytest.mark.parametrize("who", ["sender", "receiver"])
-@pytest.mark.main("a guest as it is before it migrates")
+@pytest.mark.parametrize(
+    "who", ["sender", pytest.param("receiver", marks=pytest.mark.main("a guest as it is before it migrates"))]
+)
 def test_detach(net, g1, g2, watch, who):
     """`vmloop detach` and `vmloop attach` of one end."""
     guest = g1 if who == "sender" else g2

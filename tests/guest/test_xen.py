@@ -47,8 +47,9 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("turn", range(metafunc.config.getoption("--destroys")))
 
 
-@pytest.mark.parametrize("role", ["granted", "mapped"])
-@pytest.mark.main("a domain that dies keeps nothing of its peer")
+@pytest.mark.parametrize(
+    "role", ["granted", pytest.param("mapped", marks=pytest.mark.main("a domain that dies keeps nothing of its peer"))]
+)
 def test_destroy_of_one_side(net, g1, g2, g3, request, role, turn):
     """`xl destroy` of the side that granted, or mapped, under a transfer: nothing stays behind.
 
@@ -90,8 +91,9 @@ def test_destroy_of_one_side(net, g1, g2, g3, request, role, turn):
     judge(request, net, longest)
 
 
-@pytest.mark.parametrize("first", ["granted", "mapped"])
-@pytest.mark.main("grants, mappings and event channels are given back")
+@pytest.mark.parametrize(
+    "first", [pytest.param("granted", marks=pytest.mark.main("what Xen lent is given back")), "mapped"]
+)
 def test_unloaded_modules_hold_nothing(net, g1, g2, g3, first):
     """Whichever side unloads first, both hold nothing then: the other's module is still there to count.
 
