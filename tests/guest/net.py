@@ -6,6 +6,7 @@ deadline, and says what it waited for when that passes.
 """
 
 import json
+import os
 import shlex
 import subprocess
 import time
@@ -21,7 +22,8 @@ from vmlab import CommandFailed, Guest, Lab, paths
 from vmlab.process import SLOW, Process
 
 TOOLS = paths.OUT / "guest-tools"
-BIN = paths.OUT / "bin"
+BIN = Path(os.environ.get("VMLOOP_BIN") or paths.OUT / "bin")
+"""Where the agent and the command are: what `make host` built, or another build of them."""
 HERE = "/run/vmloop-test"
 """Where a machine has its own copies of all programs."""
 
