@@ -8,7 +8,7 @@ use serde_json::Value;
 use vmloop_api::{
     Broken, Channel, Client, Event, Guest, Listing, Migrated, Nic, Request, Stats, Status,
 };
-use vmloopd::policy;
+use vmloop_policy::Policy as Checked;
 
 use crate::options::{Command, Options, Policy};
 use crate::table::{Table, bytes, dash, date, duration};
@@ -19,7 +19,7 @@ use crate::top::{self, Row};
 /// # Errors
 /// What is wrong with it.
 pub fn check_policy(file: &Path) -> anyhow::Result<()> {
-    let policy = policy::Policy::read(file)?;
+    let policy = Checked::read(file)?;
     println!(
         "{}: good: {} (rings of {}, idle after {} ms)",
         file.display(),

@@ -16,6 +16,8 @@ use tracing::{debug, error, info, warn};
 use vmloop_abi::message::{self, Address, AgentMessage, ChannelState, GuestMessage, TAG_MAX};
 use vmloop_abi::shm;
 use vmloop_api::{self as api, Problem, Request};
+use vmloop_policy::Who;
+use vmloop_policy::in_force::{InForce, Source, State};
 
 use crate::breaks::Breaks;
 use crate::channel::{self, ChannelKey, Failure, News};
@@ -23,10 +25,8 @@ use crate::counters::Counters;
 use crate::directory::{Member, View, free_tag, routed_number};
 use crate::guest;
 use crate::hypervisor::{Bucket, Command, Connected, Directory, Found, Handle, Key, Machine, Nic};
-use crate::in_force::{InForce, Source, State};
 use crate::links::{Links, Port};
 use crate::machine::{Moving, Taps, format_mac};
-use crate::policy::Who;
 use crate::state::{self, Saved};
 use crate::xen::{self, Domain};
 
@@ -383,7 +383,7 @@ pub struct Config {
     /// index of the interface by which the host sends to an address
     pub route: fn(IpAddr) -> Option<u32>,
     /// XenStore, on a Xen host; otherwise guests are QEMUs
-    pub xen: Option<xen::store::Store>,
+    pub xen: Option<vmloop_xenstore::Store>,
     /// how long a guest that was prepared waits for its migration
     pub prepared: Duration,
 }

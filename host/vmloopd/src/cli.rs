@@ -11,11 +11,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 use tracing_subscriber::filter::LevelFilter;
+use vmloop_xenstore::Store;
 
 use crate::broker::{self, Broker, Event};
 use crate::config::{Config, GuestConfig};
 use crate::counters::Counters;
-use crate::xen::store::Store;
 use crate::{links, machine, metrics, routes, server, watch, xen};
 
 /// How log lines look.

@@ -5,8 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-
-use crate::in_force::Source;
+use vmloop_policy::in_force::Source;
 
 /// A guest to attach to whenever it is there.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]

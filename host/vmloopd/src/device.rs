@@ -21,9 +21,9 @@ use rustix::net::{
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, broadcast};
 use tokio::time::{Instant, sleep, timeout_at};
+use vmloop_qmp::{self as qmp, Qmp};
 
 use crate::machine::{self, Kind, NoSlot};
-use crate::qmp::{self, Qmp};
 
 /// Version of the ivshmem server's protocol.
 const VERSION: i64 = 0;

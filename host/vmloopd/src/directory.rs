@@ -7,9 +7,9 @@ use std::net::IpAddr;
 
 use vmloop_abi::message::{Address, DirectoryEntry, TAG_MAX};
 use vmloop_abi::shm::VMLOOP_PEER_IPS;
+use vmloop_policy::{Policy, Who};
 
 use crate::links::Port;
-use crate::policy::{Policy, Who};
 
 /// A guest, as far as directories are concerned.
 #[derive(Clone, Debug)]

@@ -20,13 +20,13 @@ use vmloop_abi::memory::CONTROL_SIZE;
 use vmloop_abi::message::{AgentMessage, DirectoryEntry, GuestMessage};
 use vmloop_abi::readiness::readable;
 use vmloop_api::Problem;
+use vmloop_qmp::{self as qmp, Qmp};
 
 use crate::broker::Event;
 use crate::counters::Counters;
 use crate::device::{self, Plugged, Ready, Slots, Spec};
 use crate::hypervisor::{Bucket, Command, Connected, Directory, Handle, Key, Place};
 use crate::machine::{self, CONTROL, Moving, Taps};
-use crate::qmp::{self, Qmp};
 use crate::standby::{self, Standby};
 
 /// Messages taken before others get their turn.

@@ -25,8 +25,9 @@ pub const fn descriptors(guests: u64, channels: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use vmloop_policy::Policy;
+
     use super::*;
-    use crate::policy::Policy;
 
     const UNIT: &str = include_str!("../../../packaging/debian/vmloop-agent.vmloopd.service");
 

@@ -12,9 +12,9 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use vmloop_qmp::{self as qmp, Qmp};
 
 use crate::hypervisor::{Found, Machine, Nic};
-use crate::qmp::{self, Qmp};
 
 /// Prefix of the ids of everything that the agent makes in a QEMU.
 pub const PREFIX: &str = "vmloop-";

@@ -13,12 +13,12 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 use vmloop_api::{Migrated, Problem};
+use vmloop_qmp::{self as qmp, Qmp};
 
 use crate::broker::Event;
 use crate::guest::ended;
 use crate::hypervisor::{Command, Key};
 use crate::machine::{self, Migration, Moving};
-use crate::qmp::{self, Qmp};
 
 /// How often QEMU is asked, should its events not come.
 const LOOK: Duration = Duration::from_secs(1);

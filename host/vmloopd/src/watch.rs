@@ -11,10 +11,10 @@ use notify::{EventKind, RecursiveMode, Watcher};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
+use vmloop_policy::pattern::Pattern;
 
 use crate::broker::Event;
 use crate::config::GuestConfig;
-use crate::policy::Pattern;
 
 /// Changes come in bursts: look when it was quiet for this long, or at the
 /// latest after [`LATEST`].

@@ -13,8 +13,8 @@ use fake::agent::{Agent, link, meet, two_guests};
 use fake::{Modules, Qemu, wait};
 use vmloop_abi::shm;
 use vmloop_api::Request;
+use vmloop_policy::in_force::Source;
 use vmloopd::broker::Event;
-use vmloopd::in_force::Source;
 use vmloopd::links::{Link, Links};
 use vmloopd::machine::NoTaps;
 

@@ -14,12 +14,13 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use vmloop_abi::shm;
 use vmloop_api::{Listing, Problem, Request, Status};
+use vmloop_policy::in_force::Source;
+use vmloop_xenstore::Store;
 use vmloopd::broker::{Broker, Config, Event};
 use vmloopd::counters::Counters;
-use vmloopd::in_force::Source;
 use vmloopd::links::{Link, Links};
 use vmloopd::server;
-use vmloopd::xen::{self, store::Store};
+use vmloopd::xen;
 use xenstore::{Modules, Xenstored, mac, wait};
 
 struct Agent {

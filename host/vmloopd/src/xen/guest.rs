@@ -14,10 +14,10 @@ use tracing::{debug, warn};
 use vmloop_abi::message::{AgentMessage, ChannelState, DirectoryEntry, GuestMessage};
 use vmloop_abi::shm;
 use vmloop_api::Problem;
+use vmloop_xenstore::{Error, Store, Subscription, Transaction};
 
 use super::nodes::{self, Hello, Link, Said};
 use super::pages::{self, Draft, Lines, Written};
-use super::store::{Error, Store, Subscription, Transaction};
 use super::{Domain, home};
 use crate::broker::Event;
 use crate::counters::Counters;

@@ -10,7 +10,6 @@ pub mod channel;
 pub mod guest;
 pub mod nodes;
 pub mod pages;
-pub mod store;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,9 +17,9 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tracing::{debug, warn};
+use vmloop_xenstore::{Error, Store};
 
 use crate::broker::Event;
-use store::{Error, Store};
 
 /// How long the end of the agent may wait for XenStore.
 const GOODBYE: Duration = Duration::from_secs(2);

@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 
+use vmloop_xenstore::{Error, Store, Transaction};
+
 use super::nodes;
-use super::store::{Error, Store, Transaction};
 
 /// Longest page in bytes. XenStore takes 2048 in one node by default.
 const PAGE_MAX: usize = 2000;

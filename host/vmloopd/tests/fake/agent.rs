@@ -12,9 +12,9 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use vmloop_abi::shm;
 use vmloop_api::{Listing, Problem, Request};
+use vmloop_policy::in_force::Source;
 use vmloopd::broker::{Broker, Config, Event};
 use vmloopd::counters::Counters;
-use vmloopd::in_force::Source;
 use vmloopd::links::{Link, Links};
 use vmloopd::server;
 

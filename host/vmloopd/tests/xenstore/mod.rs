@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vmloopd::xen::store::kind;
+use vmloop_xenstore::kind;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Node {

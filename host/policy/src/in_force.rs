@@ -8,7 +8,8 @@ use std::ops::Deref;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use crate::policy::{Invalid, Policy};
+use crate::file::Invalid;
+use crate::policy::Policy;
 
 /// Where the policy is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,7 +148,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::policy::Who;
+    use crate::guests::Who;
 
     fn allows(policy: &InForce) -> bool {
         let who = |name| Who { name, uuid: "" };
