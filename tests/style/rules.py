@@ -15,6 +15,9 @@ TOP = Path(__file__).resolve().parents[2]
 
 Rule = Callable[[PurePosixPath, str], Iterator[str]]
 
+# Most lines of a file of the host side.
+RUST_LINES = 600
+
 # Made by a fuzzer.
 FOREIGN = ("tests/ring/corpus/",)
 
@@ -174,6 +177,14 @@ def no_odd_ends(path: PurePosixPath, text: str) -> Iterator[str]:
             yield f"line {number} ends with blanks"
 
 
+def rust_files_are_short(path: PurePosixPath, text: str) -> Iterator[str]:
+    """A file of the host side that grows past this is two."""
+    if path.suffix != ".rs" or path.parts[:1] != ("host",) or "src" not in path.parts:
+        return
+    if (lines := len(text.splitlines())) > RUST_LINES:
+        yield f"{lines} lines of {RUST_LINES}"
+
+
 RULES: tuple[Rule, ...] = (
     core_names_nobody,
     modules_see_one_header,
@@ -187,4 +198,5 @@ RULES: tuple[Rule, ...] = (
     known_licence,
     no_paths_of_a_machine,
     no_odd_ends,
+    rust_files_are_short,
 )

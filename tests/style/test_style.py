@@ -73,6 +73,7 @@ EXAMPLES = [
     (rules.known_licence, "x.c", "// SPDX-License-Identifier: GPL-2.0 OR WTFPL\n", HEAD),
     (rules.no_paths_of_a_machine, "x.md", "cd /ho" + "me/me/vmloop\n", "cd $HOME/vmloop\n"),
     (rules.no_paths_of_a_machine, "x.py", 'open("/ro' + 'ot/x")\n', 'open("/run/x")\n'),
+    (rules.rust_files_are_short, "host/a/src/b/c.rs", "\n" * 601, "\n" * 600),
     (rules.no_odd_ends, "x.md", "text", "text\n"),
     (rules.no_odd_ends, "x.md", "text \n", "text\n"),
 ]

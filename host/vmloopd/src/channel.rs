@@ -1,102 +1,42 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! One task for each channel: makes its two ends, waits until it is to be
-//! closed, lets both guests drain, and removes them. Here are QEMU's, which are
-//! devices; Xen's are in `xen::channel`.
+//! One task for each channel: has its two ends made, waits until it is to be
+//! closed, lets both guests drain, and has the ends removed.
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 use tracing::warn;
-use vmloop_abi::{memory, shm};
+use vmloop_abi::shm;
 
-use crate::broker::Event;
-use crate::device::{self, Plugged, Slots, Spec};
-use crate::hypervisor::Place;
-use crate::machine::{channel_chardev, channel_device};
-use crate::xen;
+use crate::end::{Failure, GuestEnd, Medium, Offer, Place, Region, Spec};
+use crate::event::{ChannelKey, Event, News, Post};
 
-/// How long guests may drain a channel that is to be closed.
-const DRAIN: Duration = Duration::from_millis(500);
-
-/// Names a channel; never used again.
-pub type ChannelKey = u64;
+/// How long the guest on side 0 may take to make the memory, if it does.
+const OFFER: Duration = Duration::from_secs(10);
 
 /// What the broker tells a channel's task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Close it; the broker has told the guests.
     Close,
     /// A side (0 or 1) is done with it, or is not there any more.
     Closed(usize),
-    /// A side has made the region; Xen only.
-    Offer {
-        /// which
-        side: usize,
-        /// grant of the region's descriptor
-        gref: u32,
-        /// event channel
-        port: u32,
-    },
-    /// A side could not make the region, or map it; Xen only.
-    Fail {
-        /// which
-        side: usize,
-        /// an error's number
-        errno: u32,
-    },
+    /// A side has made the memory.
+    Offer(usize, Offer),
+    /// A side could not make the memory, or map it.
+    Fail(Failure),
 }
 
-/// Why an end of a channel could not be made.
-#[derive(Debug)]
-pub struct Failure {
-    /// which side's
-    pub side: usize,
-    /// `VMLOOP_REFUSED_*`
-    pub reason: u32,
-    /// why, for people
-    pub text: String,
-    /// what the operator can do about it; may be empty
-    pub hint: &'static str,
-}
-
-impl Failure {
-    fn new(side: usize, error: &device::Error) -> Self {
-        let reason = match error {
-            device::Error::Slots(_) => shm::VMLOOP_REFUSED_SLOTS,
-            _ => shm::VMLOOP_REFUSED_FAILED,
-        };
-        Self { side, reason, text: error.to_string(), hint: error.hint() }
-    }
-}
-
-/// What a channel's task tells the broker.
-#[derive(Debug)]
-pub enum News {
-    /// Both ends are made.
-    Open,
-    /// An end could not be made. `Gone` follows.
-    Failed(Failure),
-    /// The guests had their chance: the tag must leave the directories.
-    Unplugging,
-    /// One side keeps its end for long.
-    Stuck(usize),
-    /// The end of one side is gone.
-    SideGone(usize),
-    /// All is gone.
-    Gone,
-}
-
-/// One end of a channel.
-pub struct End {
-    /// identity of the guest
+/// A guest, as a channel's task knows it.
+pub struct Guest {
+    /// identity
     pub id: u64,
-    /// its epoch
+    /// epoch
     pub epoch: u64,
     /// where its end is made
-    pub place: Place,
+    pub place: Arc<dyn Place>,
 }
 
 /// A channel's task.
@@ -108,169 +48,160 @@ pub struct Task {
     /// of each ring in bytes
     pub ring_size: u32,
     /// the guests, the lower identity first
-    pub ends: [End; 2],
+    pub guests: [Guest; 2],
     /// the broker
-    pub events: mpsc::Sender<Event>,
+    pub post: Post,
     /// from the broker
     pub commands: mpsc::UnboundedReceiver<Command>,
 }
 
-/// Memory and doorbells of a channel. QEMU has its own descriptors of them
-/// once the devices are plugged, and ours go.
-struct Parts {
-    memory: OwnedFd,
-    size: u64,
-    doorbells: [OwnedFd; 2],
-}
+type Ends = [Box<dyn GuestEnd>; 2];
 
-impl Parts {
-    fn new(ring_size: u32) -> io::Result<Self> {
-        let header = memory::channel_header(ring_size);
-        Ok(Self {
-            memory: memory::create("vmloop-channel", &header)?,
-            size: header.size,
-            doorbells: [device::doorbell()?, device::doorbell()?],
-        })
-    }
-
-    fn spec(&self, side: usize, tag: u32, peer: &End) -> Spec<'_> {
-        let id = |side: usize| (2 * tag + side as u32) as u16;
-        Spec {
-            device: channel_device(tag),
-            chardev: channel_chardev(tag, peer.id, peer.epoch),
-            memory: self.memory.as_fd(),
-            size: self.size,
-            own: (id(side), self.doorbells[side].as_fd()),
-            other: (id(1 - side), self.doorbells[1 - side].as_fd()),
-        }
-    }
-}
+/// The agent ends, and leaves the channel as it is.
+struct Leaving;
 
 impl Task {
-    /// Tells the broker.
-    pub async fn tell(&self, news: News) {
-        // Fails only when the agent ends.
-        let _ = self.events.send(Event::Channel { key: self.key, news }).await;
+    async fn tell(&self, news: News) {
+        self.post.tell(Event::Channel { key: self.key, news }).await;
     }
 
     /// Makes the channel, or takes over one of an earlier agent (`adopted`),
     /// and serves it until it is gone.
-    pub async fn run(self, adopted: bool) {
-        match [&self.ends[0].place, &self.ends[1].place] {
-            [Place::Qemu(a), Place::Qemu(b)] => {
-                let mut devices = Devices { slots: [a.clone(), b.clone()], task: self };
-                if adopted {
-                    devices.adopt().await;
-                } else {
-                    devices.open().await;
-                }
-            }
-            [Place::Xen(a), Place::Xen(b)] => {
-                let places = [a.clone(), b.clone()];
-                xen::channel::run(self, places, adopted).await;
-            }
+    pub async fn run(mut self, adopted: bool) {
+        let [a, b] = &self.guests;
+        let medium = a.place.medium();
+        if medium != b.place.medium() {
             // A host has one hypervisor.
-            _ => self.tell(News::Gone).await,
+            return self.tell(News::Gone).await;
         }
-    }
-}
-
-/// A channel between two QEMUs.
-struct Devices {
-    task: Task,
-    slots: [Slots; 2],
-}
-
-impl Devices {
-    async fn open(&mut self) {
-        let task = &self.task;
-        let [a, b] = &task.ends;
-        let plugged = match Parts::new(task.ring_size) {
-            Err(error) => {
-                task.tell(News::Failed(Failure::new(0, &error.into()))).await;
-                task.tell(News::Gone).await;
-                return;
-            }
-            Ok(parts) => tokio::join!(
-                self.slots[0].plug(parts.spec(0, task.tag, b)),
-                self.slots[1].plug(parts.spec(1, task.tag, a)),
-            ),
+        let drain = a.place.drain().max(b.place.drain());
+        let spec = |side: usize, peer: &Guest| Spec {
+            tag: self.tag,
+            side,
+            peer: peer.id,
+            epoch: peer.epoch,
         };
-        let plugged = match plugged {
-            (Ok(a), Ok(b)) => {
-                task.tell(News::Open).await;
-                [Some(a), Some(b)]
+        let mut ends = [a.place.end(spec(0, b)), b.place.end(spec(1, a))];
+        if adopted {
+            ends.iter_mut().for_each(|end| end.adopt());
+        } else if medium == Medium::Host {
+            let region = match Region::new(self.ring_size) {
+                Ok(region) => region,
+                Err(error) => {
+                    self.tell(News::Failed(Failure {
+                        side: 0,
+                        reason: shm::VMLOOP_REFUSED_FAILED,
+                        text: error.to_string(),
+                        hint: "",
+                    }))
+                    .await;
+                    return self.tell(News::Gone).await;
+                }
+            };
+            if !self.open(&mut ends, Some(region)).await {
+                return self.remove(ends).await;
             }
-            (a, b) => {
-                let mut left = [None, None];
-                for (side, result) in [a, b].into_iter().enumerate() {
-                    match result {
-                        Ok(plugged) => left[side] = Some(plugged),
-                        Err(error) => {
-                            task.tell(News::Failed(Failure::new(side, &error))).await;
-                        }
+            self.tell(News::Open).await;
+        } else if !self.open(&mut ends, None).await {
+            return self.remove(ends).await;
+        }
+        let offer = medium == Medium::Guest;
+        if self.serve(&mut ends, offer, adopted, drain).await.is_err() {
+            return ends.into_iter().for_each(|end| end.leave());
+        }
+        self.remove(ends).await;
+    }
+
+    /// Opens both ends; false, with everything said, if one cannot be opened.
+    async fn open(&self, ends: &mut Ends, region: Option<Region>) -> bool {
+        let [a, b] = ends;
+        let (a, b) = tokio::join!(a.open(region.as_ref()), b.open(region.as_ref()));
+        let mut all = true;
+        for failure in [a, b].into_iter().filter_map(Result::err) {
+            all = false;
+            self.tell(News::Failed(failure)).await;
+        }
+        all
+    }
+
+    /// Waits until the channel is to end, then until both guests have let go of
+    /// it, or had their time. `offer`: a guest makes its memory.
+    async fn serve(
+        &mut self,
+        ends: &mut Ends,
+        offer: bool,
+        adopted: bool,
+        drain: Duration,
+    ) -> Result<(), Leaving> {
+        let mut closed = [false; 2];
+        let mut offered = !offer;
+        let deadline = Instant::now() + OFFER;
+        loop {
+            let command = if offered || adopted {
+                Ok(self.commands.recv().await)
+            } else {
+                timeout_at(deadline, self.commands.recv()).await
+            };
+            match command {
+                Ok(None) => return Err(Leaving),
+                Ok(Some(Command::Close)) => break,
+                Ok(Some(Command::Closed(side))) => closed[side] = true,
+                Ok(Some(Command::Offer(0, offer))) if !offered => {
+                    offered = true;
+                    ends[1].take(offer);
+                    if !adopted {
+                        self.tell(News::Open).await;
                     }
                 }
-                self.unplug(left).await;
-                return;
-            }
-        };
-        self.serve(plugged).await;
-    }
-
-    async fn adopt(&mut self) {
-        let tag = self.task.tag;
-        let found = |peer: &End| {
-            let chardev = channel_chardev(tag, peer.id, peer.epoch);
-            Some(Plugged::found(channel_device(tag), chardev))
-        };
-        let plugged = [found(&self.task.ends[1]), found(&self.task.ends[0])];
-        self.serve(plugged).await;
-    }
-
-    async fn serve(&mut self, plugged: [Option<Plugged>; 2]) {
-        let mut closed = [false; 2];
-        loop {
-            match self.task.commands.recv().await {
-                // The agent ends: the channel stays.
-                None => {
-                    std::mem::forget(plugged);
-                    return;
+                Ok(Some(Command::Offer(..))) => {}
+                Ok(Some(Command::Fail(failure))) => {
+                    // It has nothing that it could let go of.
+                    closed[failure.side] = true;
+                    self.tell(News::Failed(failure)).await;
+                    break;
                 }
-                Some(Command::Close) => break,
-                Some(Command::Closed(side)) => closed[side] = true,
-                Some(Command::Offer { .. } | Command::Fail { .. }) => {}
+                Err(_) => {
+                    self.tell(News::Failed(Failure {
+                        side: 0,
+                        reason: shm::VMLOOP_REFUSED_FAILED,
+                        text: "it did not make the memory in time".into(),
+                        hint: "see the guest's kernel log",
+                    }))
+                    .await;
+                    break;
+                }
             }
         }
-        let deadline = Instant::now() + DRAIN;
+        ends.iter_mut().for_each(|end| end.release());
+        let deadline = Instant::now() + drain;
         while closed != [true; 2] {
-            match timeout_at(deadline, self.task.commands.recv()).await {
-                Ok(Some(Command::Closed(side))) => closed[side] = true,
+            match timeout_at(deadline, self.commands.recv()).await {
+                Ok(Some(Command::Closed(side) | Command::Fail(Failure { side, .. }))) => {
+                    closed[side] = true;
+                }
                 Ok(Some(_)) => {}
-                Ok(None) | Err(_) => break,
+                Ok(None) => return Err(Leaving),
+                Err(_) => break,
             }
         }
-        self.unplug(plugged).await;
+        Ok(())
     }
 
-    async fn unplug(&self, plugged: [Option<Plugged>; 2]) {
-        self.task.tell(News::Unplugging).await;
-        let [a, b] = plugged;
-        tokio::join!(self.unplug_side(0, a), self.unplug_side(1, b));
-        self.task.tell(News::Gone).await;
+    async fn remove(&self, ends: Ends) {
+        self.tell(News::Unplugging).await;
+        let [a, b] = ends;
+        tokio::join!(self.remove_side(0, a), self.remove_side(1, b));
+        self.tell(News::Gone).await;
     }
 
-    async fn unplug_side(&self, side: usize, plugged: Option<Plugged>) {
-        if let Some(plugged) = plugged {
-            let (events, key, tag) = (self.task.events.clone(), self.task.key, self.task.tag);
-            self.slots[side]
-                .unplug(plugged, move || {
-                    warn!(tag, side, "the guest keeps the channel's device; asking again");
-                    // A full queue loses a remark, nothing else.
-                    let _ = events.try_send(Event::Channel { key, news: News::Stuck(side) });
-                })
-                .await;
-        }
-        self.task.tell(News::SideGone(side)).await;
+    async fn remove_side(&self, side: usize, mut end: Box<dyn GuestEnd>) {
+        let (events, key, tag) = (&self.post.events, self.key, self.tag);
+        let slow = move || {
+            warn!(tag, side, "the guest keeps the channel's device; asking again");
+            // A full queue loses a remark, nothing else.
+            let _ = events.try_send(Event::Channel { key, news: News::Stuck(side) });
+        };
+        end.remove(Box::new(slow)).await;
+        self.tell(News::SideGone(side)).await;
     }
 }

@@ -8,15 +8,19 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 use tracing_subscriber::filter::LevelFilter;
 use vmloop_xenstore::Store;
 
-use crate::broker::{self, Broker, Event};
-use crate::config::{Config, GuestConfig};
+use crate::backend::Backend;
+use crate::broker::{self, Broker};
+use crate::config::Config;
 use crate::counters::Counters;
-use crate::{links, machine, metrics, routes, server, watch, xen};
+use crate::event::Event;
+use crate::network::{links, routes};
+use crate::qemu::{self, Qemu};
+use crate::xen::{self, Xen};
+use crate::{metrics, server};
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -153,24 +157,33 @@ async fn main(config: Config, hypervisor: Hypervisor) -> anyhow::Result<()> {
         Hypervisor::Qemu => false,
         Hypervisor::Auto => xen::is_here(),
     };
-    let store = if xen { Some(Store::connect()?) } else { None };
     if xen && !(config.watch.is_empty() && config.guest.is_empty()) {
         warn!("QMP sockets in the configuration are not looked at: this is a Xen host");
     }
-
+    let policy = config.policy_source();
+    let backend: Box<dyn Backend> = if xen {
+        Box::new(Xen::new(Store::connect()?))
+    } else {
+        Box::new(Qemu {
+            patterns: config.watch,
+            guests: config.guest,
+            taps: qemu::nics::taps,
+            prepared: Duration::from_secs(config.prepared_s.into()),
+        })
+    };
     let counters = Arc::new(Counters::default());
     let (broker, events, inbox) = Broker::new(
         broker::Config {
-            policy: config.policy_source(),
+            policy,
             state: config.state_dir.join("guests.json"),
-            taps: machine::taps,
             route: routes::interface_to,
-            xen: store.clone(),
-            prepared: Duration::from_secs(config.prepared_s.into()),
+            backend,
         },
         counters,
     )?;
-    let log = broker.log();
+    let (log, backend) = (broker.log(), broker.backend());
+    let hypervisor = backend.capabilities().hypervisor;
+    let (find, goodbye) = (backend.find(events.clone()), backend.goodbye());
 
     let (links_tx, mut links_rx) = tokio::sync::mpsc::channel(1);
     let mut network = tokio::spawn(links::watch(links_tx));
@@ -187,13 +200,12 @@ async fn main(config: Config, hypervisor: Hypervisor) -> anyhow::Result<()> {
     if let Some(address) = &config.metrics {
         metrics::listen(address, events.clone()).await?;
     }
-    let mut finder = tokio::spawn(find(store.clone(), config.watch, config.guest, events.clone()));
+    let mut finder = tokio::spawn(find);
 
     let mut hangup = signal(SignalKind::hangup())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let version = env!("CARGO_PKG_VERSION");
-    let hypervisor = if xen { "xen" } else { "qemu" };
     info!(version, hypervisor, socket = %config.socket.display(), "ready");
     // Fails only where nobody wants to know.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
@@ -232,28 +244,9 @@ async fn main(config: Config, hypervisor: Hypervisor) -> anyhow::Result<()> {
     }
     info!("ending; channels stay as they are");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
-    if let Some(store) = &store {
+    if let Some(goodbye) = goodbye {
         broker.abort();
-        xen::goodbye(store).await;
-    }
-    Ok(())
-}
-
-/// Finds guests for ever.
-async fn find(
-    store: Option<Store>,
-    patterns: Vec<String>,
-    guests: Vec<GuestConfig>,
-    events: mpsc::Sender<Event>,
-) -> anyhow::Result<()> {
-    match store {
-        Some(store) => xen::find(store, events).await?,
-        None => {
-            if let Err(error) = watch::run(patterns, guests, events).await {
-                error!(%error, "QMP sockets are no longer watched");
-            }
-            std::future::pending::<()>().await;
-        }
+        goodbye.await;
     }
     Ok(())
 }

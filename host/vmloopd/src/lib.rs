@@ -3,29 +3,32 @@
 //! directory of its peers, and brings about a channel between two that want
 //! one.
 //!
-//! `broker` decides; a task for each guest (`guest` on QEMU, `xen::guest`) and
-//! each channel (`channel`, `xen::channel`) does what takes time; `hypervisor`
-//! is what the two kinds have in common; `standby` waits for migrations. What guests write is checked in
-//! `vmloop_abi` and `xen::nodes`, and limited in their tasks. See
-//! docs/agent.md.
+//! `broker` decides, and never waits. A task for each guest (`qemu::guest`,
+//! `xen::guest`) and each channel (`channel`) does what takes time; they tell the
+//! broker with `event`. `backend` and `end` are what the broker and the channels
+//! know of a hypervisor. What guests write is checked in `vmloop_abi` and
+//! `xen::nodes`, and limited in their tasks. See docs/agent.md, and the picture
+//! in ARCHITECTURE.md.
 
+pub mod answer;
+pub mod backend;
 pub mod breaks;
 pub mod broker;
+pub mod bucket;
 pub mod channel;
 pub mod cli;
 pub mod config;
 pub mod counters;
-pub mod device;
 pub mod directory;
-pub mod guest;
-pub mod hypervisor;
+pub mod end;
+pub mod event;
+pub mod handle;
 pub mod limits;
-pub mod links;
+pub mod mac;
 pub mod machine;
 pub mod metrics;
-pub mod routes;
+pub mod network;
+pub mod qemu;
 pub mod server;
-pub mod standby;
 pub mod state;
-pub mod watch;
 pub mod xen;

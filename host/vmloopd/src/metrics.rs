@@ -15,7 +15,8 @@ use tokio::time::timeout;
 use tracing::warn;
 use vmloop_api::{Broken, Listing, Request, Stats, Status};
 
-use crate::broker::Event;
+use crate::answer::Answer;
+use crate::event::Event;
 use crate::server::ask;
 
 /// A client that takes longer than this is cut off.
@@ -97,8 +98,8 @@ async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, broker: mpsc::S
 }
 
 async fn collect(broker: &mpsc::Sender<Event>) -> Option<String> {
-    let status = serde_json::from_value(ask(broker, Request::Status).await.ok()?).ok()?;
-    let listing = serde_json::from_value(ask(broker, Request::Stats).await.ok()?).ok()?;
+    let Answer::Status(status) = ask(broker, Request::Status).await.ok()? else { return None };
+    let Answer::Listing(listing) = ask(broker, Request::Stats).await.ok()? else { return None };
     Some(render(&status, &listing))
 }
 

@@ -5,14 +5,14 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tracing::{debug, warn};
 use vmloop_api::{Event as Change, Problem, Reply, Request};
 
-use crate::broker::Event;
+use crate::answer::Answer;
+use crate::event::Event;
 
 /// Longest request in bytes.
 const REQUEST_MAX: u64 = 64 << 10;
@@ -81,7 +81,11 @@ async fn client(stream: UnixStream, broker: mpsc::Sender<Event>, log: broadcast:
                 tell_changes(&mut read, &mut write, log.subscribe()).await;
                 return;
             }
-            Ok(request) => ask(&broker, request).await,
+            Ok(request) => match ask(&broker, request).await {
+                Ok(answer) => serde_json::to_value(answer)
+                    .map_err(|error| Problem::new("failed", error.to_string())),
+                Err(problem) => Err(problem),
+            },
         };
         if say(&mut write, answer).await.is_err() {
             return;
@@ -93,7 +97,7 @@ async fn client(stream: UnixStream, broker: mpsc::Sender<Event>, log: broadcast:
 ///
 /// # Errors
 /// The broker's.
-pub async fn ask(broker: &mpsc::Sender<Event>, request: Request) -> Result<Value, Problem> {
+pub async fn ask(broker: &mpsc::Sender<Event>, request: Request) -> Result<Answer, Problem> {
     let (reply, answer) = oneshot::channel();
     let ending = || Problem::new("ending", "the agent is ending");
     broker.send(Event::Api(request, reply)).await.map_err(|_| ending())?;
@@ -102,7 +106,7 @@ pub async fn ask(broker: &mpsc::Sender<Event>, request: Request) -> Result<Value
 
 async fn say(
     write: &mut tokio::net::unix::OwnedWriteHalf,
-    answer: Result<Value, Problem>,
+    answer: Result<serde_json::Value, Problem>,
 ) -> io::Result<()> {
     let reply = match answer {
         Ok(value) => Reply::Ok(value),
@@ -124,7 +128,8 @@ async fn tell_changes(
             got = read.read(&mut nothing) => if !matches!(got, Ok(n) if n > 0) { return },
             change = changes.recv() => {
                 let answer = match change {
-                    Ok(change) => Ok(json!(change)),
+                    Ok(change) => serde_json::to_value(change)
+                        .map_err(|error| Problem::new("failed", error.to_string())),
                     Err(broadcast::error::RecvError::Lagged(missed)) => {
                         debug!(missed, "a slow client");
                         continue;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::hypervisor::{Found, Key};
+use crate::machine::{Found, Key};
 
 /// One guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

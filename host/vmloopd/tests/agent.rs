@@ -14,9 +14,9 @@ use fake::{Modules, Qemu, wait};
 use vmloop_abi::shm;
 use vmloop_api::Request;
 use vmloop_policy::in_force::Source;
-use vmloopd::broker::Event;
-use vmloopd::links::{Link, Links};
+use vmloopd::event::Event;
 use vmloopd::machine::NoTaps;
+use vmloopd::network::links::{Link, Links};
 
 /// Address of the host on a bridge.
 fn gateway(bridge: u32) -> [u8; 6] {

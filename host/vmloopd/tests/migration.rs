@@ -463,7 +463,7 @@ fn an_agent_that_is_killed_while_it_prepares() {
             // Nobody is left to answer when the agent is killed.
             let (reply, _) = tokio::sync::oneshot::channel();
             let request = Request::Prepare { guest: "g1".into() };
-            let _ = events.blocking_send(vmloopd::broker::Event::Api(request, reply));
+            let _ = events.blocking_send(vmloopd::event::Event::Api(request, reply));
         });
         wait("the step", || {
             b.hear();

@@ -16,9 +16,10 @@ use vmloop_abi::shm;
 use vmloop_api::{Listing, Problem, Request, Status};
 use vmloop_policy::in_force::Source;
 use vmloop_xenstore::Store;
-use vmloopd::broker::{Broker, Config, Event};
+use vmloopd::broker::{Broker, Config};
 use vmloopd::counters::Counters;
-use vmloopd::links::{Link, Links};
+use vmloopd::event::Event;
+use vmloopd::network::links::{Link, Links};
 use vmloopd::server;
 use vmloopd::xen;
 use xenstore::{Modules, Xenstored, mac, wait};
@@ -62,12 +63,10 @@ impl Agent {
             Store::connect_to(&xenstored.path).expect("XenStore")
         };
         let config = Config {
-            prepared: std::time::Duration::from_secs(60),
             policy: Source::default_path(directory.join("policy.toml")),
             state: directory.join("guests.json"),
-            taps: |_| Ok(Vec::new()),
             route,
-            xen: Some(store.clone()),
+            backend: Box::new(xen::Xen::new(store.clone())),
         };
         let (broker, events, inbox) =
             Broker::new(config, Arc::new(Counters::default())).expect("a broker");
@@ -83,7 +82,8 @@ impl Agent {
     }
 
     fn ask(&self, request: Request) -> Result<Value, Problem> {
-        self.runtime.block_on(server::ask(&self.events, request))
+        let answer = self.runtime.block_on(server::ask(&self.events, request))?;
+        Ok(serde_json::to_value(answer).expect("JSON"))
     }
 
     fn list(&self) -> Listing {

@@ -6,35 +6,40 @@
 //! backends of their interfaces are watched. A guest's own subtree can hold
 //! anything; its task reads it a bounded number of times.
 
-pub mod channel;
+pub mod domain;
+pub mod end;
 pub mod guest;
+mod look;
 pub mod nodes;
 pub mod pages;
+pub mod present;
+pub mod serving;
+mod subtree;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tracing::{debug, warn};
+use vmloop_api::Problem;
 use vmloop_xenstore::{Error, Store};
 
-use crate::broker::Event;
+use crate::backend::{Backend, Capabilities, Socket};
+use crate::end::Pending;
+use crate::event::{Event, Number, Post};
+use crate::machine::{Key, Machine};
+use domain::{Domain, home};
 
+/// How long guests may take to send their counters, each of which is a request to
+/// XenStore.
+const STATS: Duration = Duration::from_secs(1);
 /// How long the end of the agent may wait for XenStore.
 const GOODBYE: Duration = Duration::from_secs(2);
-
-/// A domain's number.
-pub type Domain = u32;
 
 /// Whether this is the control domain of a Xen host.
 pub fn is_here() -> bool {
     std::fs::read_to_string("/proc/xen/capabilities").is_ok_and(|text| text.contains("control_d"))
-}
-
-/// Path of a domain.
-pub fn home(domain: Domain) -> String {
-    format!("/local/domain/{domain}")
 }
 
 /// All domains but our own that are there and alive.
@@ -71,7 +76,7 @@ pub async fn find(store: Store, events: mpsc::Sender<Event>) -> Result<(), Error
         if first || !come.is_empty() || !gone.is_empty() {
             first = false;
             debug!(?come, ?gone, "domains");
-            if events.send(Event::Domains { come, gone }).await.is_err() {
+            if events.send(Event::Machines { come, gone }).await.is_err() {
                 return Ok(());
             }
         }
@@ -108,5 +113,131 @@ pub async fn goodbye(store: &Store) {
         Ok(Ok(())) => {}
         Ok(Err(error)) => warn!(%error, "saying goodbye"),
         Err(_) => warn!("XenStore does not answer"),
+    }
+}
+
+/// A domain that is there.
+struct Entry {
+    /// its guest, if it is attached
+    key: Option<Key>,
+    /// tells its task when it is gone
+    gone: watch::Sender<bool>,
+    /// what it is, if an operator has detached it
+    excluded: Option<Machine>,
+}
+
+/// Domains of this host.
+pub struct Xen {
+    store: Store,
+    domains: HashMap<Domain, Entry>,
+}
+
+impl Xen {
+    /// Those that this XenStore knows.
+    pub fn new(store: Store) -> Self {
+        Self { store, domains: HashMap::new() }
+    }
+
+    /// Attaches a domain; `include` even if an operator has detached it.
+    fn serve(&mut self, post: &Post, key: Key, domain: Domain, include: bool) {
+        let Some(entry) = self.domains.get_mut(&domain) else { return };
+        entry.key = Some(key);
+        entry.excluded = None;
+        let task = serving::Task {
+            key,
+            domain,
+            include,
+            store: self.store.clone(),
+            gone: entry.gone.subscribe(),
+            post: post.clone(),
+        };
+        tokio::spawn(task.run());
+    }
+
+    fn by_key(&mut self, key: Key) -> Option<(&Domain, &mut Entry)> {
+        self.domains.iter_mut().find(|(_, entry)| entry.key == Some(key))
+    }
+}
+
+impl Backend for Xen {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            hypervisor: "xen",
+            finds_all: true,
+            names: true,
+            prepares: false,
+            stats: STATS,
+        }
+    }
+
+    fn find(&self, events: mpsc::Sender<Event>) -> Pending<'static, anyhow::Result<()>> {
+        let store = self.store.clone();
+        Box::pin(async move { Ok(find(store, events).await?) })
+    }
+
+    fn goodbye(&self) -> Option<Pending<'static, ()>> {
+        let store = self.store.clone();
+        Some(Box::pin(async move { goodbye(&store).await }))
+    }
+
+    fn attach(&mut self, _: &Post, _: Key, _: Socket) -> Result<(), Problem> {
+        let hint = "domains are found by themselves; vmloop attach DOMAIN undoes vmloop detach";
+        Err(Problem::new("not-qemu", "this agent serves Xen domains, not QEMUs").hint(hint))
+    }
+
+    fn came(&mut self, post: &Post, key: Key, number: Number) {
+        let entry = Entry { key: None, gone: watch::channel(false).0, excluded: None };
+        self.domains.insert(number, entry);
+        self.serve(post, key, number, false);
+    }
+
+    fn went(&mut self, number: Number) {
+        if let Some(entry) = self.domains.remove(&number) {
+            entry.gone.send_replace(true);
+        }
+    }
+
+    fn include(&mut self, post: &Post, key: Key, text: &str) -> Result<(), Problem> {
+        let wanted = text.to_ascii_lowercase();
+        let found = self.domains.iter().find(|(domain, entry)| {
+            entry.key.is_none()
+                && (domain.to_string() == text
+                    || entry.excluded.as_ref().is_some_and(|machine| {
+                        machine.name == text
+                            || machine.uuid.as_deref() == Some(&*wanted)
+                            || format!("{:016x}", machine.id) == wanted
+                    }))
+        });
+        let Some((domain, _)) = found else {
+            let text = format!("there is no domain {text:?}");
+            return Err(Problem::new("no-such-guest", text).hint("see vmloop ls and xl list"));
+        };
+        self.serve(post, key, *domain, true);
+        Ok(())
+    }
+
+    fn exclude(&mut self, key: Key, machine: Machine) {
+        if let Some((_, entry)) = self.by_key(key) {
+            entry.excluded = Some(machine);
+        }
+    }
+
+    fn ended(&mut self, key: Key, problem: Option<&Problem>) {
+        let Some((domain, entry)) = self.by_key(key) else { return };
+        entry.key = None;
+        if let Some(problem) = problem.filter(|problem| problem.code != "detached") {
+            warn!(domain, %problem, "cannot attach");
+        }
+    }
+
+    fn excluded(&self) -> Vec<&Machine> {
+        let idle = self.domains.values().filter(|entry| entry.key.is_none());
+        idle.filter_map(|entry| entry.excluded.as_ref()).collect()
+    }
+
+    /// xl, or who does as it does, renames a domain that it receives just before
+    /// it runs.
+    fn incoming<'a>(&self, name: &'a str) -> Option<&'a str> {
+        name.strip_suffix("--incoming")
     }
 }

@@ -9,8 +9,11 @@ use std::net::IpAddr;
 use vmloop_abi::message::{Address, ChannelState, Counters, DirectoryEntry, TAG_MAX};
 use vmloop_abi::shm;
 
-use super::pages::Lines;
-use crate::machine::{format_mac, parse_mac};
+use crate::mac::{format_mac, parse_mac};
+
+/// What a guest is told, line by line: the first word, which says about what,
+/// and the others. They are written in this order.
+pub type Lines = BTreeMap<String, String>;
 
 /// Longest value of a guest's that is looked at.
 pub const VALUE_MAX: usize = 1024;

@@ -4,20 +4,14 @@
 //! dom0 is woken and it is woken again; so all lines are in as few nodes as
 //! they fit.
 
-use std::collections::BTreeMap;
-
 use vmloop_xenstore::{Error, Store, Transaction};
 
-use super::nodes;
+use super::nodes::{self, Lines};
 
 /// Longest page in bytes. XenStore takes 2048 in one node by default.
 const PAGE_MAX: usize = 2000;
 /// Room for a page's first line: two numbers.
 const HEAD: usize = 32;
-
-/// What a guest is told, line by line: the first word, which says about what,
-/// and the others. They are written in this order.
-pub type Lines = BTreeMap<String, String>;
 
 /// What stands in a guest's pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -13,15 +13,25 @@ use tokio::sync::mpsc;
 use vmloop_abi::shm;
 use vmloop_api::{Listing, Problem, Request};
 use vmloop_policy::in_force::Source;
-use vmloopd::broker::{Broker, Config, Event};
+use vmloopd::broker::{Broker, Config};
 use vmloopd::counters::Counters;
-use vmloopd::links::{Link, Links};
+use vmloopd::event::Event;
+use vmloopd::network::links::{Link, Links};
+use vmloopd::qemu::Qemu as Backend;
+use vmloopd::qemu::nics::Taps;
 use vmloopd::server;
 
 use super::{Modules, Qemu, wait};
 
 /// How long a guest that is prepared waits for its migration here.
 pub const PREPARED: Duration = Duration::from_secs(2);
+
+/// What an agent is made of.
+pub struct Setup {
+    pub policy: Source,
+    pub taps: fn(u32) -> Taps,
+    pub route: fn(IpAddr) -> Option<u32>,
+}
 
 pub struct Agent {
     runtime: Runtime,
@@ -57,17 +67,26 @@ impl Agent {
     }
 
     /// With another configuration.
-    pub fn with(directory: &Path, change: impl FnOnce(&mut Config)) -> Self {
+    pub fn with(directory: &Path, change: impl FnOnce(&mut Setup)) -> Self {
         let runtime = Runtime::new().expect("a runtime");
-        let mut config = Config {
+        let mut setup = Setup {
             policy: Source::default_path(directory.join("policy.toml")),
-            state: directory.join("guests.json"),
             taps: |_| Ok((1..10).map(|number| (number, format!("tap{number}"))).collect()),
             route: |_| None,
-            xen: None,
+        };
+        change(&mut setup);
+        let backend = Backend {
+            patterns: Vec::new(),
+            guests: Vec::new(),
+            taps: setup.taps,
             prepared: PREPARED,
         };
-        change(&mut config);
+        let config = Config {
+            policy: setup.policy,
+            state: directory.join("guests.json"),
+            route: setup.route,
+            backend: Box::new(backend),
+        };
         let (broker, events, inbox) =
             Broker::new(config, Arc::new(Counters::default())).expect("a broker");
         runtime.spawn(broker.run(inbox));
@@ -87,7 +106,8 @@ impl Agent {
     }
 
     pub fn ask(&self, request: Request) -> Result<Value, Problem> {
-        self.runtime.block_on(server::ask(&self.events, request))
+        let answer = self.runtime.block_on(server::ask(&self.events, request))?;
+        Ok(serde_json::to_value(answer).expect("JSON"))
     }
 
     pub fn attach(&self, qemu: &Qemu) {

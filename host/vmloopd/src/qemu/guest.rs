@@ -3,36 +3,38 @@
 //! conversation over that. What a guest writes is copied, checked and limited
 //! here; the broker hears of nothing else.
 
-use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
-use vmloop_abi::control::{Broken, ControlRegion, GuestSide};
-use vmloop_abi::memory::CONTROL_SIZE;
-use vmloop_abi::message::{AgentMessage, DirectoryEntry, GuestMessage};
-use vmloop_abi::readiness::readable;
+use vmloop_abi::control::{Broken, GuestSide};
+use vmloop_abi::message::GuestMessage;
 use vmloop_api::Problem;
 use vmloop_qmp::{self as qmp, Qmp};
 
-use crate::broker::Event;
-use crate::counters::Counters;
-use crate::device::{self, Plugged, Ready, Slots, Spec};
-use crate::hypervisor::{Bucket, Command, Connected, Directory, Handle, Key, Place};
-use crate::machine::{self, CONTROL, Moving, Taps};
-use crate::standby::{self, Standby};
+use super::control::{Control, ReadyControl, discard};
+use super::device::{self, Plugged, Slots};
+use super::ids::{self, CONTROL};
+use super::nics::{Taps, nics};
+use super::outbox::Outbox;
+use super::problems::{device_problem, machine_problem, qmp_problem};
+use super::process::{ended, pidfd};
+use super::standby::{self, Standby};
+use super::{left, machine, migration};
+use crate::answer::answer;
+use crate::bucket::Bucket;
+use crate::event::{Event, Post};
+use crate::handle::{Command, Connected, Directory, Handle};
+use crate::machine::{Key, Moving};
 
 /// Messages taken before others get their turn.
 const BATCH: usize = 64;
-/// Messages that wait for room in a guest's ring.
-const WAITING: usize = 1024;
 /// A broken control device is replaced no more often than this.
 const REPLACE: Duration = Duration::from_secs(5);
 /// How soon a machine is asked again whether its firmware is done.
@@ -40,141 +42,6 @@ const BOOTING: Duration = Duration::from_millis(200);
 /// How soon a guest that stays after all is tried again: QEMU may still be busy
 /// with the migration that was cancelled.
 const RETURN: Duration = Duration::from_millis(200);
-
-/// What a control device is made of, and our ends of it.
-struct Parts {
-    region: ControlRegion,
-    memory: OwnedFd,
-    heard: AsyncFd<OwnedFd>,
-    ring: OwnedFd,
-}
-
-impl Parts {
-    fn new() -> io::Result<Self> {
-        let (region, memory) = ControlRegion::create("vmloop-control")?;
-        let (heard, ring) = (readable(device::doorbell()?)?, device::doorbell()?);
-        Ok(Self { region, memory, heard, ring })
-    }
-
-    fn spec(&self) -> Spec<'_> {
-        Spec {
-            device: CONTROL.into(),
-            chardev: CONTROL.into(),
-            memory: self.memory.as_fd(),
-            size: CONTROL_SIZE,
-            own: (1, self.ring.as_fd()),
-            other: (0, self.heard.get_ref().as_fd()),
-        }
-    }
-
-    fn plugged(self, plugged: Plugged) -> Control {
-        let Self { region, heard, ring, .. } = self;
-        Control { region, heard, ring, plugged }
-    }
-}
-
-/// A control device that only needs to be plugged.
-struct ReadyControl {
-    parts: Parts,
-    ready: Ready,
-}
-
-impl ReadyControl {
-    async fn new(slots: &Slots) -> Result<Self, device::Error> {
-        let parts = Parts::new()?;
-        let ready = slots.prepare(parts.spec()).await?;
-        Ok(Self { parts, ready })
-    }
-}
-
-/// A control device that is plugged.
-struct Control {
-    region: ControlRegion,
-    heard: AsyncFd<OwnedFd>,
-    ring: OwnedFd,
-    plugged: Plugged,
-}
-
-impl Control {
-    /// Plugs what is ready, or a new one.
-    async fn plug(slots: &Slots, ready: Option<ReadyControl>) -> Result<Self, device::Error> {
-        if let Some(ReadyControl { parts, ready }) = ready {
-            return Ok(parts.plugged(slots.plug_ready(ready).await?));
-        }
-        let parts = Parts::new()?;
-        let plugged = slots.plug(parts.spec()).await?;
-        Ok(parts.plugged(plugged))
-    }
-
-    fn ring(&self) {
-        // Fails only if the counter is full, and then it rings already.
-        let _ = rustix::io::write(&self.ring, &1u64.to_ne_bytes());
-    }
-
-    /// Waits until the guest rings.
-    async fn heard(&self) -> io::Result<()> {
-        let mut ready = self.heard.readable().await?;
-        let mut count = [0; 8];
-        match rustix::io::read(self.heard.get_ref(), &mut count) {
-            Ok(_) => Ok(()),
-            Err(rustix::io::Errno::AGAIN) => {
-                ready.clear_ready();
-                Ok(())
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
-}
-
-/// What waits to be sent to a guest.
-#[derive(Default)]
-struct Outbox {
-    messages: VecDeque<AgentMessage>,
-    directory: Option<(u64, Arc<Vec<DirectoryEntry>>, usize)>,
-    generation: u64,
-}
-
-impl Outbox {
-    fn push(&mut self, message: AgentMessage) {
-        if self.messages.len() == WAITING {
-            // A guest that does not read misses something; it asks again.
-            self.messages.pop_front();
-        }
-        self.messages.push_back(message);
-    }
-
-    fn start_directory(&mut self, entries: Arc<Vec<DirectoryEntry>>) {
-        self.generation += 1;
-        self.directory = Some((self.generation, entries, 0));
-    }
-
-    /// Sends as much as there is room for; whether all was sent.
-    fn flush(&mut self, region: &mut ControlRegion) -> Result<bool, Broken> {
-        while let Some(message) = self.messages.front() {
-            if !region.send(message)? {
-                return Ok(false);
-            }
-            self.messages.pop_front();
-        }
-        while let Some((generation, entries, next)) = &mut self.directory {
-            let message = if *next == 0 {
-                AgentMessage::DirBegin(*generation)
-            } else if let Some(entry) = entries.get(*next - 1) {
-                AgentMessage::DirPeer(Box::new(entry.clone()))
-            } else {
-                AgentMessage::DirEnd(*generation)
-            };
-            if !region.send(&message)? {
-                return Ok(false);
-            }
-            *next += 1;
-            if *next == entries.len() + 2 {
-                self.directory = None;
-            }
-        }
-        Ok(true)
-    }
-}
 
 type Events = broadcast::Receiver<qmp::Event>;
 
@@ -198,9 +65,7 @@ pub struct Task {
     /// name that the operator gave
     pub name: Option<String>,
     /// the broker
-    pub events: mpsc::Sender<Event>,
-    /// what is counted
-    pub counters: Arc<Counters>,
+    pub post: Post,
     /// how to find the taps of a process
     pub taps: fn(u32) -> Taps,
     /// Until when to try again if QEMU does not answer: the connection of an
@@ -210,47 +75,13 @@ pub struct Task {
     pub prepared: Duration,
 }
 
-fn qmp_problem(error: &qmp::Error) -> Problem {
-    let code = match error {
-        qmp::Error::NotFound(_) => "qmp-not-found",
-        qmp::Error::NotSocket(_) => "qmp-not-a-socket",
-        qmp::Error::Refused(_) => "qmp-nobody-listens",
-        qmp::Error::Busy(_) => "qmp-busy",
-        qmp::Error::NotQmp(..) => "qmp-not-qmp",
-        _ => "qmp-failed",
-    };
-    Problem::new(code, error.to_string()).hint(error.hint())
-}
-
-fn machine_problem(error: &machine::Error) -> Problem {
-    let code = match error {
-        machine::Error::Qmp(error) => return qmp_problem(error),
-        machine::Error::NoIvshmem(_) => "no-ivshmem",
-        machine::Error::Machine(_) => "machine-type",
-        machine::Error::Replicated(_) => "replicated",
-        machine::Error::Process(..) => "process",
-    };
-    Problem::new(code, error.to_string()).hint(error.hint())
-}
-
-fn device_problem(error: &device::Error) -> Problem {
-    let code = match error {
-        device::Error::Slots(_) => "no-slot",
-        device::Error::Booting => "booting",
-        device::Error::Qmp(error) => return qmp_problem(error),
-        device::Error::Io(_) => "failed",
-    };
-    Problem::new(code, format!("control device: {error}")).hint(error.hint())
-}
-
 impl Task {
     /// Attaches, serves the guest until it is detached or gone, and tells the
     /// broker how it ended.
     pub async fn run(self) {
-        let (key, events) = (self.key, self.events.clone());
+        let (key, post) = (self.key, self.post.clone());
         let problem = self.attach_and_serve().await.err();
-        // Fails only when the agent ends.
-        let _ = events.send(Event::Left { key, problem }).await;
+        post.tell(Event::Left { key, problem }).await;
     }
 
     async fn attach_and_serve(self) -> Result<(), Problem> {
@@ -266,7 +97,7 @@ impl Task {
             .await
             .map_err(|error| machine_problem(&error))?;
         let machine = discovered.machine;
-        let mut left = machine::left_behind(&qmp).await.map_err(|error| qmp_problem(&error))?;
+        let mut left = left::left_behind(&qmp).await.map_err(|error| qmp_problem(&error))?;
         let name = self.name.clone().unwrap_or_else(|| {
             if machine.name.is_empty() {
                 machine::name_from_socket(&self.path)
@@ -290,8 +121,7 @@ impl Task {
                 machine: Box::new(machine.clone()),
                 stop,
             };
-            // Fails only when the agent ends.
-            let _ = self.events.send(arriving).await;
+            self.post.tell(arriving).await;
             // What can be done before it runs: then each command takes long.
             match ReadyControl::new(&slots).await {
                 Ok(one) => ready = Some(one),
@@ -311,12 +141,13 @@ impl Task {
             key: self.key,
             name: name.clone(),
             found: left.channels,
-            handle: Handle { place: Place::Qemu(slots.clone()), commands, directory },
+            handle: Handle { place: Arc::new(slots.clone()), commands, directory },
             go,
             machine: machine.clone(),
         };
         let agent_ends = |_| Problem::new("ending", "the agent is ending");
-        self.events
+        self.post
+            .events
             .send(Event::Connected(Box::new(connected)))
             .await
             .map_err(|_| agent_ends(()))?;
@@ -351,8 +182,7 @@ impl Task {
             inbox,
             updates,
             gone,
-            events: self.events,
-            counters: self.counters,
+            post: self.post,
             taps: self.taps,
             outbox: Outbox::default(),
         };
@@ -369,23 +199,6 @@ async fn clear(slots: &Slots, chardevs: Vec<String>) {
     }
 }
 
-/// Ends what was prepared and is not to be plugged.
-async fn discard(slots: &Slots, control: Option<ReadyControl>) {
-    if let Some(control) = control {
-        slots.discard(control.ready).await;
-    }
-}
-
-/// Readable when the process ends.
-fn pidfd(pid: u32) -> Option<AsyncFd<OwnedFd>> {
-    let raw = Pid::from_raw(i32::try_from(pid).ok()?)?;
-    let opened = pidfd_open(raw, PidfdFlags::NONBLOCK).map_err(io::Error::from);
-    opened
-        .and_then(readable)
-        .inspect_err(|error| warn!(pid, %error, "only QMP will tell when this QEMU ends"))
-        .ok()
-}
-
 struct Serving {
     key: Key,
     name: String,
@@ -398,8 +211,7 @@ struct Serving {
     inbox: mpsc::UnboundedReceiver<Command>,
     updates: watch::Receiver<Directory>,
     gone: Option<AsyncFd<OwnedFd>>,
-    events: mpsc::Sender<Event>,
-    counters: Arc<Counters>,
+    post: Post,
     taps: fn(u32) -> Taps,
     outbox: Outbox,
 }
@@ -438,7 +250,7 @@ impl Serving {
                 }
                 Err(error) => {
                     // Whoever migrates need not ask us: it may have begun now.
-                    stand_by = machine::migration(&self.qmp)
+                    stand_by = migration::migration(&self.qmp)
                         .await
                         .is_ok_and(|now| matches!(now.moving, Moving::Out | Moving::Left));
                     if stand_by {
@@ -470,7 +282,7 @@ impl Serving {
                 }
                 End::Detach | End::Prepare => {}
                 End::Broken(error) => {
-                    self.counters.control_broken.add(1);
+                    self.post.counters.control_broken.add(1);
                     warn!(key = self.key, %error, "replacing the control device");
                 }
                 End::Failed(error) => warn!(key = self.key, %error, "replacing the control device"),
@@ -505,15 +317,14 @@ impl Serving {
             qmp: &self.qmp,
             process: self.gone.as_ref(),
             inbox: &mut self.inbox,
-            events: &self.events,
+            post: &self.post,
             patience: self.prepared,
         };
         standby.run().await
     }
 
     async fn tell(&self, event: Event) {
-        // Fails only when the agent ends.
-        let _ = self.events.send(event).await;
+        self.post.tell(event).await;
     }
 
     /// Waits, without a control device.
@@ -532,12 +343,11 @@ impl Serving {
     }
 
     fn rescan(&self) {
-        let (qmp, key, events) = (self.qmp.clone(), self.key, self.events.clone());
+        let (qmp, key, post) = (self.qmp.clone(), self.key, self.post.clone());
         let (taps, pid) = (self.taps, self.pid);
         tokio::spawn(async move {
-            match machine::nics(&qmp, taps(pid)).await {
-                // Fails only when the agent ends.
-                Ok(nics) => drop(events.send(Event::Nics { key, nics }).await),
+            match nics(&qmp, taps(pid)).await {
+                Ok(nics) => post.tell(Event::Nics { key, nics }).await,
                 Err(error) => debug!(key, %error, "interfaces"),
             }
         });
@@ -561,7 +371,7 @@ impl Serving {
         let mut was_reset = false;
         let mut welcomed = false;
         let mut payload = Vec::new();
-        self.outbox = Outbox { generation: self.outbox.generation, ..Outbox::default() };
+        self.outbox.clear();
 
         let mut other_version = false;
         loop {
@@ -586,8 +396,7 @@ impl Serving {
                     connected = true;
                     was_reset = false;
                     welcomed = false;
-                    self.outbox.messages.clear();
-                    self.outbox.directory = None;
+                    self.outbox.clear();
                     control.ring();
                 }
                 GuestSide::Away => {
@@ -617,7 +426,7 @@ impl Serving {
                 }
                 more = taken == BATCH;
                 if not_before.is_some() {
-                    self.counters.throttled.add(1);
+                    self.post.counters.throttled.add(1);
                 }
 
                 let all_sent = self.outbox.flush(&mut control.region)?;
@@ -686,7 +495,7 @@ impl Serving {
                         if device == CONTROL {
                             return Ok(End::Lost);
                         }
-                        match machine::channel_tag(device) {
+                        match ids::channel_tag(device) {
                             Some(tag) => self.tell(Event::Unplugged { key: self.key, tag }).await,
                             None => self.rescan(),
                         }
@@ -708,7 +517,7 @@ impl Serving {
         match GuestMessage::parse(kind, payload) {
             Ok(message) => self.tell(Event::Guest { key: self.key, message }).await,
             Err(error) => {
-                self.counters.malformed.add(1);
+                self.post.counters.malformed.add(1);
                 debug!(key = self.key, %error, "message ignored");
             }
         }
@@ -726,61 +535,7 @@ enum Waited {
 /// A command that came too late.
 fn refuse(command: Command) {
     if let Command::Migrate { reply, .. } = command {
-        // Fails only if the client hung up.
-        let _ = reply
-            .send(Err(Problem::new("busy", "it has just gone back to work").hint("try again")));
-    }
-}
-
-/// Returns when the process has ended; never without a pidfd.
-pub async fn ended(pidfd: Option<&AsyncFd<OwnedFd>>) {
-    match pidfd {
-        // An error is no news about the process.
-        Some(fd) if fd.readable().await.is_ok() => {}
-        _ => std::future::pending().await,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_directory_larger_than_the_ring() {
-        let (mut region, fd) = ControlRegion::create("test").expect("a region");
-        let mut guest = ControlRegion::fake_guest(&fd).expect("its other end");
-        guest.begin(1);
-        assert_eq!(region.poll(), Ok(GuestSide::Began));
-        let entry = DirectoryEntry {
-            id: 1,
-            epoch: 1,
-            tag: 0,
-            tagged: false,
-            keep: false,
-            gateway: None,
-            local_mac: [1; 6],
-            mac: [2; 6],
-            mtu: 1500,
-            name: "x".into(),
-            ips: Vec::new(),
-        };
-        let mut outbox = Outbox::default();
-        outbox.start_directory(Arc::new(vec![entry; 3000]));
-        let mut heard = Vec::new();
-        let mut rounds = 0;
-        loop {
-            let done = outbox.flush(&mut region).expect("an honest guest");
-            region.sent();
-            while let Some((kind, _)) = guest.receive() {
-                heard.push(kind);
-            }
-            rounds += 1;
-            if done {
-                break;
-            }
-        }
-        assert!(rounds > 2);
-        assert_eq!(heard.len(), 3002);
-        assert_eq!((heard[0], heard[1], heard[3001]), (33, 34, 35));
+        let problem = Problem::new("busy", "it has just gone back to work").hint("try again");
+        answer(reply, Err(problem));
     }
 }

@@ -7,7 +7,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
@@ -15,10 +15,12 @@ use tracing::{info, warn};
 use vmloop_api::{Migrated, Problem};
 use vmloop_qmp::{self as qmp, Qmp};
 
-use crate::broker::Event;
-use crate::guest::ended;
-use crate::hypervisor::{Command, Key};
-use crate::machine::{self, Migration, Moving};
+use super::migration::{Migration, migration};
+use super::process::ended;
+use crate::answer::{Answer, Reply, answer};
+use crate::event::{Event, Post};
+use crate::handle::Command;
+use crate::machine::{Key, Moving};
 
 /// How often QEMU is asked, should its events not come.
 const LOOK: Duration = Duration::from_secs(1);
@@ -57,7 +59,7 @@ pub async fn arrive(
     let told = ask_for_events(qmp).await;
     loop {
         // libvirt has it arrive standing still, and starts it then.
-        match machine::migration(qmp).await {
+        match migration(qmp).await {
             Ok(now) if postcopy(&now.status) => incomplete = true,
             Ok(now) if now.running => return Ok(()),
             Ok(_) => incomplete = false,
@@ -104,7 +106,7 @@ pub enum End {
 struct Ours {
     uri: String,
     prepare_ms: u64,
-    reply: oneshot::Sender<Result<Value, Problem>>,
+    reply: Reply,
 }
 
 /// See the module.
@@ -120,7 +122,7 @@ pub struct Standby<'a> {
     /// from the broker
     pub inbox: &'a mut mpsc::UnboundedReceiver<Command>,
     /// the broker
-    pub events: &'a mpsc::Sender<Event>,
+    pub post: &'a Post,
     /// how long to wait for a migration
     pub patience: Duration,
 }
@@ -135,7 +137,7 @@ impl Standby<'_> {
         let mut told = None;
         let mut ours: Option<Ours> = None;
         loop {
-            let now = match machine::migration(self.qmp).await {
+            let now = match migration(self.qmp).await {
                 Ok(now) => now,
                 Err(qmp::Error::Closed) => return self.over(ours),
                 // A QEMU that is slow: what it said before holds.
@@ -219,8 +221,7 @@ impl Standby<'_> {
     }
 
     async fn tell(&self, event: Event) {
-        // Fails only when the agent ends.
-        let _ = self.events.send(event).await;
+        self.post.tell(event).await;
     }
 
     async fn back(&self) -> End {
@@ -231,28 +232,21 @@ impl Standby<'_> {
     fn over(&self, ours: Option<Ours>) -> End {
         if let Some(ours) = ours {
             let text = format!("the QEMU of {} ended during the migration", self.name);
-            // Fails only if the client hung up.
-            let _ = ours.reply.send(Err(Problem::new("gone", text)
-                .hint("it may have arrived: look at the other host, with vmloop ls")));
+            let hint = "it may have arrived: look at the other host, with vmloop ls";
+            answer(ours.reply, Err(Problem::new("gone", text).hint(hint)));
         }
         End::Over
     }
 
     /// Begins a migration; None if QEMU refuses.
-    async fn migrate(
-        &self,
-        uri: String,
-        began: Instant,
-        reply: oneshot::Sender<Result<Value, Problem>>,
-    ) -> Option<Ours> {
+    async fn migrate(&self, uri: String, began: Instant, reply: Reply) -> Option<Ours> {
         let prepare_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         match self.qmp.execute("migrate", json!({"uri": uri})).await {
             Ok(_) => Some(Ours { uri, prepare_ms, reply }),
             Err(error) => {
                 let text = format!("{} stays here: {error}", self.name);
-                // Fails only if the client hung up.
-                let _ = reply.send(Err(Problem::new("migration-refused", text)
-                    .hint("is the destination's QEMU started with -incoming, and reached?")));
+                let hint = "is the destination's QEMU started with -incoming, and reached?";
+                answer(reply, Err(Problem::new("migration-refused", text).hint(hint)));
                 None
             }
         }
@@ -272,8 +266,7 @@ impl Standby<'_> {
             total_ms: now.total_ms,
             downtime_ms: now.downtime_ms,
         };
-        // Fails only if the client hung up.
-        let _ = ours.reply.send(Ok(json!(done)));
+        answer(ours.reply, Ok(Answer::Migrated(done)));
     }
 }
 
@@ -285,6 +278,5 @@ fn answer_failed(name: &str, ours: Ours, now: &Migration) {
         Problem::new("migration-failed", format!("{name} stays here: {why}"))
             .hint("see what the QEMU at the destination says")
     };
-    // Fails only if the client hung up.
-    let _ = ours.reply.send(Err(problem));
+    answer(ours.reply, Err(problem));
 }

@@ -13,7 +13,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
     sendmsg, socketpair,
@@ -23,7 +22,7 @@ use tokio::sync::{Mutex, broadcast};
 use tokio::time::{Instant, sleep, timeout_at};
 use vmloop_qmp::{self as qmp, Qmp};
 
-use crate::machine::{self, Kind, NoSlot};
+use super::slots::{self, Kind, NoSlot};
 
 /// Version of the ivshmem server's protocol.
 const VERSION: i64 = 0;
@@ -101,14 +100,6 @@ impl Plugged {
     pub fn found(device: String, chardev: String) -> Self {
         Self { device, chardev, _server: None }
     }
-}
-
-/// A doorbell.
-///
-/// # Errors
-/// Those of eventfd(2).
-pub fn doorbell() -> io::Result<OwnedFd> {
-    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 fn message(to: BorrowedFd<'_>, value: i64, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
@@ -218,9 +209,9 @@ impl Slots {
         }
     }
 
-    /// Where a device can be plugged; see [`machine::free_slot`].
+    /// Where a device can be plugged; see [`slots::free_slot`].
     async fn place(&self, size: u64) -> Result<Option<String>, Error> {
-        match machine::free_slot(&self.qmp, self.kind, size).await {
+        match slots::free_slot(&self.qmp, self.kind, size).await {
             Ok(bus) => Ok(bus),
             Err(NoSlot::Full(what)) => Err(Error::Slots(what)),
             // An ivshmem device answers at its addresses as soon as it is plugged
@@ -347,6 +338,7 @@ mod tests {
     use vmloop_abi::memory;
 
     use super::*;
+    use crate::end::doorbell;
 
     /// Reads as QEMU does: eight bytes, perhaps a descriptor.
     fn hear(from: &OwnedFd) -> Option<(i64, Option<OwnedFd>)> {

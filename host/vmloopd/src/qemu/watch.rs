@@ -13,8 +13,8 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 use vmloop_policy::pattern::Pattern;
 
-use crate::broker::Event;
 use crate::config::GuestConfig;
+use crate::event::Event;
 
 /// Changes come in bursts: look when it was quiet for this long, or at the
 /// latest after [`LATEST`].

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Channels: those that are there, from the first step to the last.
+
+use std::collections::{HashMap, HashSet};
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use vmloop_abi::message::{self, ChannelState};
+
+use crate::channel::Command;
+use crate::event::ChannelKey;
+use crate::machine::Key;
+
+/// How far a channel is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Plugging,
+    Open,
+    /// CLOSE was sent; the tag is still in the directories.
+    Closing,
+    Unplugging,
+}
+
+/// One side of a channel.
+pub(super) struct ChannelSide {
+    pub(super) guest: Key,
+    pub(super) id: u64,
+    pub(super) name: String,
+    pub(super) state: Option<ChannelState>,
+    pub(super) gone: bool,
+    pub(super) stats: Option<(u32, message::Counters)>,
+}
+
+/// A channel.
+pub(super) struct Channel {
+    pub(super) tag: u32,
+    pub(super) sides: [ChannelSide; 2],
+    pub(super) stage: Stage,
+    pub(super) stuck: bool,
+    pub(super) reason: Option<u32>,
+    pub(super) failure: Option<(u32, String)>,
+    pub(super) wanted_by: HashSet<Key>,
+    pub(super) ring_size: u32,
+    pub(super) since: Instant,
+    pub(super) adopted: bool,
+    /// When both sides used it first.
+    pub(super) up_since: Option<Instant>,
+    /// When it was told to end: a guest that keeps its device is not up by that.
+    pub(super) up_until: Option<Instant>,
+    /// Side that said that the other broke the protocol.
+    pub(super) broken_by: Option<usize>,
+    /// A guest goes, or went and may be back already: if it lived short, that
+    /// is no failure.
+    pub(super) parted: bool,
+    /// A side has just arrived: until when it may say HELLO.
+    pub(super) hello_by: Option<Instant>,
+    pub(super) commands: mpsc::UnboundedSender<Command>,
+}
+
+impl Channel {
+    pub(super) fn side_of(&self, guest: Key) -> Option<usize> {
+        self.sides.iter().position(|side| side.guest == guest)
+    }
+
+    pub(super) fn state(&self) -> &'static str {
+        match self.stage {
+            Stage::Plugging => "plugging",
+            Stage::Open
+                if self.sides.iter().all(|side| {
+                    matches!(side.state, Some(ChannelState::Up | ChannelState::Idle))
+                }) =>
+            {
+                "up"
+            }
+            Stage::Open => "open",
+            _ if self.stuck => "stuck",
+            Stage::Closing | Stage::Unplugging => "closing",
+        }
+    }
+
+    /// Tells its task.
+    pub(super) fn tell(&self, command: Command) {
+        // Fails only if its task has ended.
+        let _ = self.commands.send(command);
+    }
+
+    /// Names of its guests, and its tag.
+    pub(super) fn label(&self) -> (String, String, u32) {
+        (self.sides[0].name.clone(), self.sides[1].name.clone(), self.tag)
+    }
+}
+
+/// All channels.
+#[derive(Default)]
+pub(super) struct Channels {
+    all: HashMap<ChannelKey, Channel>,
+    /// of each guest
+    of: HashMap<Key, Vec<ChannelKey>>,
+}
+
+impl Channels {
+    pub(super) fn get(&self, key: ChannelKey) -> Option<&Channel> {
+        self.all.get(&key)
+    }
+
+    pub(super) fn get_mut(&mut self, key: ChannelKey) -> Option<&mut Channel> {
+        self.all.get_mut(&key)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ChannelKey, &Channel)> {
+        self.all.iter().map(|(key, channel)| (*key, channel))
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (ChannelKey, &mut Channel)> {
+        self.all.iter_mut().map(|(key, channel)| (*key, channel))
+    }
+
+    pub(super) fn insert(&mut self, key: ChannelKey, channel: Channel) {
+        for side in &channel.sides {
+            self.of.entry(side.guest).or_default().push(key);
+        }
+        self.all.insert(key, channel);
+    }
+
+    pub(super) fn remove(&mut self, key: ChannelKey) -> Option<Channel> {
+        let channel = self.all.remove(&key)?;
+        for side in &channel.sides {
+            if let Some(list) = self.of.get_mut(&side.guest) {
+                list.retain(|other| *other != key);
+                if list.is_empty() {
+                    self.of.remove(&side.guest);
+                }
+            }
+        }
+        Some(channel)
+    }
+
+    /// Those of a guest.
+    pub(super) fn of(&self, guest: Key) -> Vec<ChannelKey> {
+        self.of.get(&guest).cloned().unwrap_or_default()
+    }
+
+    /// The one between two guests.
+    pub(super) fn between(&self, a: Key, b: Key) -> Option<ChannelKey> {
+        self.find(a, |channel| channel.side_of(b).is_some())
+    }
+
+    /// The one that a guest calls by this tag now.
+    pub(super) fn by_tag(&self, guest: Key, tag: u32) -> Option<ChannelKey> {
+        self.find(guest, |channel| {
+            channel.tag == tag
+                && channel.side_of(guest).is_some_and(|side| !channel.sides[side].gone)
+        })
+    }
+
+    /// Whether a guest has an end of a channel.
+    pub(super) fn has_ends(&self, guest: Key) -> bool {
+        let has_end = |channel: &Channel| {
+            channel.side_of(guest).is_some_and(|side| !channel.sides[side].gone)
+        };
+        self.find(guest, has_end).is_some()
+    }
+
+    fn find(&self, guest: Key, is_it: impl Fn(&Channel) -> bool) -> Option<ChannelKey> {
+        let of_guest = self.of.get(&guest)?;
+        of_guest.iter().copied().find(|key| self.all.get(key).is_some_and(&is_it))
+    }
+
+    /// A guest has another name now.
+    pub(super) fn rename(&mut self, guest: Key, name: &str) {
+        for key in self.of(guest) {
+            let Some(channel) = self.all.get_mut(&key) else { continue };
+            if let Some(side) = channel.side_of(guest) {
+                name.clone_into(&mut channel.sides[side].name);
+            }
+        }
+    }
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Directories: what each guest is told of the others, and which channels may
+//! not be any more.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use tracing::warn;
+use vmloop_abi::message::{Address, AgentMessage};
+use vmloop_abi::shm;
+use vmloop_policy::Who;
+
+use super::Broker;
+use super::channels::Stage;
+use super::guests::{Arrival, Guest};
+use crate::directory::{Member, View, routed_number};
+use crate::event::ChannelKey;
+use crate::handle::Command;
+use crate::machine::{Key, Machine};
+use crate::network::links::Port;
+
+impl Broker {
+    /// Where an interface of a guest is; one that is in no bridge is somewhere
+    /// only if the policy says that the host routes for it.
+    pub(super) fn place(&self, who: Who<'_>, tap: &str) -> Result<Port, String> {
+        self.links.port(tap).or_else(|why| {
+            let alone = self.links.alone(tap).filter(|_| self.policy.routed(who, &[tap]).is_some());
+            alone.ok_or(why)
+        })
+    }
+
+    /// Asks the host's routing for the addresses of guests that it routes for.
+    /// It keeps what is no guest's from being believed to be one's: the host
+    /// would send it elsewhere, or keep it.
+    fn ask_routes(&mut self) {
+        let mut all = HashSet::new();
+        for (_, guest) in self.guests.iter().filter(|_| self.policy.routes()) {
+            let who = guest.who();
+            for nic in &guest.machine.nics {
+                let Ok(port) = self.place(who, &nic.tap) else { continue };
+                let Some(number) = routed_number(&self.policy, who, &port) else { continue };
+                let allowed = guest.addresses.iter().map(|(address, _)| address).filter(|one| {
+                    one.mac == nic.mac && self.policy.allows_routed_ip(who, number, one.ip)
+                });
+                all.extend(allowed.map(|address| address.ip));
+            }
+        }
+        self.routes.retain(|ip, _| all.contains(ip));
+        for ip in all {
+            self.routes.entry(ip).or_insert_with(|| (self.route)(ip));
+        }
+    }
+
+    /// All guests as directories see them, in the order in which they came; then
+    /// those that are about to.
+    pub(super) fn members(&mut self) -> (Vec<Member>, Vec<Key>) {
+        self.ask_routes();
+        let guests = self.guests.in_order().map(|(key, guest)| (self.member(guest), key));
+        let arriving = self.guests.arriving.iter().filter_map(|(key, arrival)| {
+            let Arrival { machine, name, .. } = arrival;
+            // It may not be what it seems.
+            let here = self.guests.with_id(machine.id).is_some();
+            (!here).then(|| (self.arriver(machine, name), *key))
+        });
+        guests.chain(arriving).unzip()
+    }
+
+    /// A guest, as directories see it.
+    fn member(&self, guest: &Guest) -> Member {
+        if guest.is_coming() {
+            return self.arriver(&guest.machine, guest.who().name);
+        }
+        let nics: Vec<_> = guest
+            .machine
+            .nics
+            .iter()
+            .map(|nic| (nic.mac, self.place(guest.who(), &nic.tap).ok()))
+            .collect();
+        let routed = |address: &Address| {
+            let to = self.routes.get(&address.ip).copied().flatten();
+            to.is_some()
+                && nics.iter().any(|(mac, port)| {
+                    let gateway = port.as_ref().and_then(|port| port.gateway.as_ref());
+                    *mac == address.mac && gateway.map(|gateway| gateway.index) == to
+                })
+        };
+        let addresses = guest.addresses.iter().map(|(address, _)| *address);
+        Member {
+            id: guest.machine.id,
+            epoch: guest.machine.epoch,
+            name: guest.name.clone(),
+            uuid: guest.who().uuid.to_owned(),
+            ready: guest.is_ready(),
+            addresses: guest.addresses.clone(),
+            routed: addresses.filter(routed).collect(),
+            // One that has not spoken is here for a channel that it has.
+            routes: guest
+                .hello
+                .as_ref()
+                .is_none_or(|hello| hello.features & shm::VMLOOP_F_ROUTED != 0),
+            keep: !guest.advertised && self.return_by.is_some(),
+            nics,
+        }
+    }
+
+    /// A machine that is being migrated to here, as directories see it. Nothing
+    /// is known of it but its interfaces.
+    fn arriver(&self, machine: &Machine, name: &str) -> Member {
+        let uuid = machine.uuid.clone().unwrap_or_default();
+        let who = Who { name, uuid: &uuid };
+        let nics =
+            machine.nics.iter().map(|nic| (nic.mac, self.place(who, &nic.tap).ok())).collect();
+        Member {
+            id: machine.id,
+            epoch: machine.epoch,
+            name: name.to_owned(),
+            nics,
+            uuid,
+            ready: true,
+            addresses: Vec::new(),
+            routed: Vec::new(),
+            routes: false,
+            keep: false,
+        }
+    }
+
+    /// Answers a guest's HELLO, or tells it what has changed of that.
+    pub(super) fn welcome(&self, key: Key) {
+        let Some(guest) = self.guests.get(key) else { return };
+        let message = AgentMessage::Welcome {
+            id: guest.machine.id,
+            epoch: guest.machine.epoch,
+            agent: self.post.agent,
+            idle_ms: self.policy.idle_ms,
+            name: guest.name.clone(),
+        };
+        guest.tell(Command::Welcome { message, ring_size: self.policy.ring_size });
+    }
+
+    /// Whether the host has none of a guest's interfaces any more. Those of a
+    /// domain go before itself.
+    fn lacks_interfaces(&self, key: Key) -> bool {
+        self.guests
+            .get(key)
+            .is_some_and(|guest| guest.machine.nics.iter().all(|nic| !self.links.has(&nic.tap)))
+    }
+
+    /// Tells every guest what changed for it. Returns the channels that may not
+    /// be any more, and why.
+    pub(super) fn tell_directories(&mut self) -> Vec<(ChannelKey, u32)> {
+        if self.recovering.is_some() || !self.have_links {
+            return Vec::new();
+        }
+        let (members, keys) = self.members();
+        let view = View::new(&members, &self.policy);
+        let index: HashMap<Key, usize> = keys.iter().copied().zip(0..).collect();
+
+        let mut forbidden = Vec::new();
+        let mut tags = HashMap::new();
+        for (key, channel) in self.channels.iter() {
+            let [a, b] = channel.sides.each_ref().map(|side| index.get(&side.guest).copied());
+            let (Some(a), Some(b)) = (a, b) else { continue };
+            if view.links(a, b).is_empty() {
+                let gone = channel.sides.iter().any(|side| self.lacks_interfaces(side.guest));
+                let why = if gone { shm::VMLOOP_CLOSE_PEER_GONE } else { shm::VMLOOP_CLOSE_POLICY };
+                forbidden.push((key, why));
+            }
+            if channel.stage != Stage::Unplugging {
+                tags.insert((a, b), channel.tag);
+                tags.insert((b, a), channel.tag);
+            }
+        }
+        for (at, key) in keys.iter().enumerate() {
+            let entries = view.directory(at, &|a, b| tags.get(&(a, b)).copied().unwrap_or(0));
+            let disputes = view.disputed(at);
+            let Some(guest) = self.guests.get_mut(*key) else { continue };
+            for (ip, owner) in &disputes {
+                if !guest.disputes.contains(ip) {
+                    warn!(guest = guest.name, %ip, owner = members[*owner].name, "address is somebody else's already");
+                }
+            }
+            guest.disputes = disputes.into_iter().map(|(ip, _)| ip).collect();
+            let own = entries.iter().filter(|entry| entry.id == guest.machine.id);
+            guest.routed = own.flat_map(|entry| entry.ips.clone()).collect();
+            if guest.told.as_deref() != Some(&entries) {
+                guest.told = Some(Arc::new(entries));
+                guest.handle.directory.send_replace(guest.told.clone());
+            }
+        }
+        forbidden
+    }
+}

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Guests: the machines that are attached, and those that are about to be.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use vmloop_abi::message::{Address, AgentMessage};
+use vmloop_api::Problem;
+use vmloop_policy::Who;
+
+use crate::bucket::Bucket;
+use crate::handle::{Command, Directory, Handle};
+use crate::machine::{Found, Key, Machine, Moving};
+
+/// Identity or epoch, as the API has it.
+pub(super) fn hex(id: u64) -> String {
+    format!("{id:016x}")
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Connected; the control device is not plugged yet.
+    Attaching,
+    Attached,
+    /// Channels are being closed, for a migration.
+    Preparing,
+    /// The control device is being unplugged, for a migration.
+    Parting,
+    /// Nothing of ours is in the machine.
+    Standby,
+    /// The control device is being plugged again.
+    Returning,
+    /// Channels are being closed, then the control device goes.
+    Detaching,
+}
+
+/// A machine that is being migrated to here. Its neighbours know of it already:
+/// who has frames for it asks for a channel, which is made as soon as it is here.
+pub(super) struct Arrival {
+    pub(super) machine: Machine,
+    pub(super) name: String,
+    pub(super) path: PathBuf,
+    /// Guests that want a channel to it, and when they last said so.
+    pub(super) wanted: HashMap<Key, Instant>,
+    /// Its task ends when this is dropped.
+    pub(super) _stop: oneshot::Sender<()>,
+}
+
+/// What a guest's modules say of themselves.
+pub(super) struct Hello {
+    pub(super) version: String,
+    pub(super) kernel: String,
+    pub(super) features: u64,
+}
+
+/// A guest.
+pub(super) struct Guest {
+    pub(super) machine: Machine,
+    pub(super) name: String,
+    /// the name that it will have, if it is called as one that is on its way
+    pub(super) coming_as: Option<String>,
+    pub(super) path: PathBuf,
+    pub(super) phase: Phase,
+    pub(super) handle: Handle,
+    pub(super) hello: Option<Hello>,
+    pub(super) addresses: Vec<(Address, u64)>,
+    /// It has said its addresses to this agent.
+    pub(super) advertised: bool,
+    /// Addresses by which others reach it through the host.
+    pub(super) routed: Vec<Address>,
+    /// Tags of an earlier agent's channels, until they are adopted or gone.
+    pub(super) found: Vec<Found>,
+    pub(super) orphans: HashSet<u32>,
+    pub(super) go: Option<oneshot::Sender<Result<(), Problem>>>,
+    /// Guests that wanted a channel to it before it was here, and when.
+    pub(super) awaited_by: HashMap<Key, Instant>,
+    /// When it has arrived, and has not spoken yet: until when neighbours are
+    /// told of it all the same. Xen only; elsewhere it is no guest before.
+    pub(super) arrived: Option<Instant>,
+    pub(super) wants: Bucket,
+    pub(super) rescans: Bucket,
+    pub(super) told: Directory,
+    pub(super) disputes: HashSet<IpAddr>,
+    /// Until when it is believed that it will end, or be saved.
+    pub(super) leaving: Option<Instant>,
+    /// When its preparation began.
+    pub(super) preparing: Instant,
+    /// What QEMU does with it, while it stands by.
+    pub(super) moving: Moving,
+    /// Whether [`Command::Migrate`] began what it does.
+    pub(super) ours: bool,
+}
+
+impl Guest {
+    /// Runs the modules, and stays: it may have channels.
+    pub(super) fn is_ready(&self) -> bool {
+        self.hello.is_some() && self.phase == Phase::Attached && self.leaving.is_none()
+    }
+
+    /// Its name here; while a domain is on its way, the one that it will have.
+    pub(super) fn who(&self) -> Who<'_> {
+        let name = self.incoming().unwrap_or(&self.name);
+        Who { name, uuid: self.machine.uuid.as_deref().unwrap_or_default() }
+    }
+
+    /// The name that it will have, if it is a domain on its way to here.
+    pub(super) fn incoming(&self) -> Option<&str> {
+        self.coming_as.as_deref().filter(|_| self.hello.is_none())
+    }
+
+    /// A domain that is on its way, or has just arrived: neighbours may ask for
+    /// channels. They are begun at once where the neighbour makes the region, or
+    /// when it speaks.
+    pub(super) fn is_coming(&self) -> bool {
+        self.phase == Phase::Attached
+            && self.hello.is_none()
+            && (self.arrived.is_some() || self.incoming().is_some())
+    }
+
+    /// Sends it a message.
+    pub(super) fn send(&self, message: AgentMessage) {
+        self.tell(Command::Send(message));
+    }
+
+    /// Tells its task.
+    pub(super) fn tell(&self, command: Command) {
+        // Fails only if its task has ended, and then there is nobody to tell.
+        let _ = self.handle.commands.send(command);
+    }
+
+    /// Lets its task go on, or says why not.
+    pub(super) fn go(&mut self, answer: Result<(), Problem>) {
+        if let Some(go) = self.go.take() {
+            // Its task may have ended.
+            let _ = go.send(answer);
+        }
+    }
+}
+
+/// Whether an operator's text names a machine.
+fn names(text: &str, name: &str, machine: &Machine) -> bool {
+    let wanted = text.to_ascii_lowercase();
+    name == text
+        || machine.uuid.as_deref() == Some(&*wanted)
+        || hex(machine.id) == wanted
+        || machine.number.is_some_and(|number| number.to_string() == text)
+}
+
+/// All guests.
+#[derive(Default)]
+pub(super) struct Guests {
+    all: HashMap<Key, Guest>,
+    /// In the order in which they came.
+    order: Vec<Key>,
+    by_id: HashMap<u64, Key>,
+    /// Machines that are not guests yet.
+    pub(super) arriving: HashMap<Key, Arrival>,
+    /// Sockets of guests that are attached or about to be.
+    pub(super) paths: HashMap<Key, PathBuf>,
+}
+
+impl Guests {
+    pub(super) fn get(&self, key: Key) -> Option<&Guest> {
+        self.all.get(&key)
+    }
+
+    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Guest> {
+        self.all.get_mut(&key)
+    }
+
+    /// The guest with an identity.
+    pub(super) fn with_id(&self, id: u64) -> Option<(Key, &Guest)> {
+        let key = *self.by_id.get(&id)?;
+        Some((key, self.all.get(&key)?))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Key, &Guest)> {
+        self.all.iter().map(|(key, guest)| (*key, guest))
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (Key, &mut Guest)> {
+        self.all.iter_mut().map(|(key, guest)| (*key, guest))
+    }
+
+    /// In the order in which they came.
+    pub(super) fn in_order(&self) -> impl Iterator<Item = (Key, &Guest)> {
+        self.order.iter().filter_map(|key| Some((*key, self.all.get(key)?)))
+    }
+
+    /// A guest that is new; no other has its identity.
+    pub(super) fn insert(&mut self, key: Key, guest: Guest) {
+        self.by_id.insert(guest.machine.id, key);
+        self.order.push(key);
+        self.all.insert(key, guest);
+    }
+
+    pub(super) fn remove(&mut self, key: Key) -> Option<Guest> {
+        let guest = self.all.remove(&key)?;
+        self.order.retain(|other| *other != key);
+        self.by_id.remove(&guest.machine.id);
+        Some(guest)
+    }
+
+    /// Whether a guest runs the modules.
+    pub(super) fn speaks(&self, key: Key) -> bool {
+        self.get(key).is_some_and(|guest| guest.hello.is_some())
+    }
+
+    /// The guest that an operator means.
+    pub(super) fn find(&self, text: &str) -> Result<Key, Problem> {
+        self.in_order()
+            .find(|(_, guest)| names(text, &guest.name, &guest.machine))
+            .map(|(key, _)| key)
+            .ok_or_else(|| {
+                Problem::new("no-such-guest", format!("there is no guest {text:?}"))
+                    .hint("see vmloop ls")
+            })
+    }
+
+    /// The machine on its way that an operator means.
+    pub(super) fn find_arriving(&self, text: &str) -> Option<Key> {
+        self.arriving
+            .iter()
+            .find(|(_, arrival)| names(text, &arrival.name, &arrival.machine))
+            .map(|(key, _)| *key)
+    }
+
+    /// Why a guest cannot have a name, if it cannot.
+    pub(super) fn name_problem(&self, name: &str) -> Option<Problem> {
+        if name.is_empty() || name.len() > 63 || name.chars().any(char::is_control) {
+            return Some(
+                Problem::new("bad-name", format!("{name:?} cannot be the name of a guest"))
+                    .hint("use 1 to 63 bytes without control characters"),
+            );
+        }
+        self.all.values().any(|guest| guest.name == name).then(|| {
+            Problem::new("name-taken", format!("there is a guest {name:?} already"))
+                .hint("give another name with --name")
+        })
+    }
+
+    /// A name that no other guest has, of a machine that its hypervisor named.
+    /// While one is migrated within the host there are two of the same.
+    pub(super) fn own_name(&self, machine: &Machine, name: &str) -> String {
+        let name: String = name.chars().filter(|c| !c.is_control()).take(50).collect();
+        let taken =
+            self.all.values().any(|guest| guest.name == name && guest.machine.id != machine.id);
+        if taken || name.is_empty() { format!("{name}.{}", machine.id) } else { name }
+    }
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! What guests say, and when they fall silent.
+
+use tokio::time::{Duration, Instant};
+use vmloop_abi::message::{Address, GuestMessage};
+use vmloop_abi::shm;
+
+use super::Broker;
+use super::guests::{Hello, Phase};
+use crate::channel;
+use crate::handle::Command;
+use crate::machine::Key;
+
+/// How long a guest that was told to shut down or to suspend gets no new
+/// channels; if it is still there then, it did not obey.
+const LEAVING: Duration = Duration::from_secs(10);
+
+impl Broker {
+    /// A guest said something.
+    pub(super) fn hear(&mut self, key: Key, message: GuestMessage) {
+        match message {
+            GuestMessage::Hello { version, kernel, major, features, .. } => {
+                if major == shm::VMLOOP_SHM_MAJOR {
+                    self.hello(key, Hello { version, kernel, features });
+                }
+            }
+            GuestMessage::Advertise(list) => self.advertise(key, list),
+            GuestMessage::Want { peer, epoch, .. } => self.want(key, peer, epoch),
+            GuestMessage::State { tag, state } => self.state(key, tag, state),
+            GuestMessage::Stats { cookie, tag: 0, .. } => {
+                if let Some(collecting) = &mut self.collecting
+                    && collecting.cookie == cookie
+                {
+                    collecting.waiting.remove(&key);
+                }
+            }
+            GuestMessage::Stats { cookie, tag, counters } => {
+                let channel = self.channels.by_tag(key, tag);
+                let Some(channel) = channel.and_then(|key| self.channels.get_mut(key)) else {
+                    return;
+                };
+                if let Some(side) = channel.side_of(key) {
+                    channel.sides[side].stats = Some((cookie, counters));
+                }
+            }
+        }
+    }
+
+    fn hello(&mut self, key: Key, hello: Hello) {
+        let Some(guest) = self.guests.get_mut(key) else { return };
+        let kernel = hello.kernel.clone();
+        let again = guest.hello.replace(hello);
+        guest.leaving = None;
+        let name = guest.name.clone();
+        guest.arrived = None;
+        // Before the directory goes out with it, it must be right.
+        self.welcome(key);
+        self.meet_all(key);
+        if again.is_none() {
+            self.note("guest-ready", &name, "", 0, &kernel);
+        }
+        self.dirty = true;
+    }
+
+    /// A guest says all of its addresses.
+    fn advertise(&mut self, key: Key, list: Vec<Address>) {
+        let claim = self.next_claim;
+        self.next_claim += 1;
+        let Some(guest) = self.guests.get_mut(key) else { return };
+        let mut addresses: Vec<(Address, u64)> = Vec::with_capacity(list.len());
+        for address in list {
+            if addresses.iter().any(|(one, _)| *one == address) {
+                continue;
+            }
+            let before = guest
+                .addresses
+                .iter()
+                .find(|(one, _)| one.ip == address.ip && one.mac == address.mac);
+            addresses.push((address, before.map_or(claim, |(_, first)| *first)));
+        }
+        // QEMU does not tell when a network interface is plugged.
+        let unknown = addresses
+            .iter()
+            .any(|(address, _)| guest.machine.nics.iter().all(|nic| nic.mac != address.mac));
+        if unknown && guest.rescans.take(Instant::now()).is_ok() {
+            guest.tell(Command::Rescan);
+        }
+        if guest.addresses != addresses || !guest.advertised {
+            guest.addresses = addresses;
+            guest.advertised = true;
+            self.dirty = true;
+        }
+    }
+
+    /// Passes on what a guest says about a channel.
+    pub(super) fn relay(
+        &self,
+        key: Key,
+        tag: u32,
+        command: impl FnOnce(usize) -> channel::Command,
+    ) {
+        let channel = self.channels.by_tag(key, tag).and_then(|key| self.channels.get(key));
+        let Some(channel) = channel else { return };
+        if let Some(side) = channel.side_of(key) {
+            channel.tell(command(side));
+        }
+    }
+
+    /// A guest's modules are not there any more.
+    pub(super) fn away(&mut self, key: Key) {
+        let Some(guest) = self.guests.get_mut(key) else { return };
+        if guest.hello.take().is_none() {
+            return;
+        }
+        guest.addresses.clear();
+        guest.advertised = false;
+        if guest.phase == Phase::Attached {
+            let name = guest.name.clone();
+            self.note("guest-away", &name, "", 0, "its modules do not answer any more");
+        }
+        self.part_all(key, shm::VMLOOP_CLOSE_PEER_GONE);
+        self.all_closed(key);
+        self.dirty = true;
+    }
+
+    /// A guest will end, or be saved: its channels are closed while it can
+    /// still drain them.
+    pub(super) fn leaving(&mut self, key: Key, why: &str) {
+        let Some(guest) = self.guests.get_mut(key) else { return };
+        guest.leaving = Some(Instant::now() + LEAVING);
+        let name = guest.name.clone();
+        self.note("guest-leaving", &name, "", 0, why);
+        self.part_all(key, shm::VMLOOP_CLOSE_MIGRATION);
+        self.dirty = true;
+    }
+}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The beginning of channels: who gets one, and who is told to ask later.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tracing::debug;
+use vmloop_abi::message::AgentMessage;
+use vmloop_abi::shm;
+
+use super::Broker;
+use super::channels::{Channel, ChannelSide, Stage};
+use super::closing::SLOTS_RETRY;
+use super::guests::{Guest, hex};
+use crate::channel;
+use crate::directory::{View, free_tag};
+use crate::event::ChannelKey;
+use crate::machine::Key;
+
+/// Why a guest gets no channel, and when it may ask again.
+type Refusal = (u32, Duration);
+
+/// What a guest is told that is to ask again soon.
+const BUSY: Refusal = (shm::VMLOOP_REFUSED_BUSY, Duration::from_secs(1));
+/// What a guest is told whose peer is not there.
+const GONE: Refusal = (shm::VMLOOP_REFUSED_GONE, Duration::ZERO);
+/// Who wanted a channel to a machine that is not here yet wants it for so long;
+/// they ask again with each frame, but no more than every second, and TCP tries
+/// less and less often.
+const FRESH: Duration = Duration::from_secs(10);
+/// How long the HELLO of a guest that has just arrived is waited for.
+pub(super) const HELLO: Duration = Duration::from_secs(15);
+
+impl Broker {
+    /// A guest wants a channel.
+    pub(super) fn want(&mut self, key: Key, peer: u64, epoch: u64) {
+        self.post.counters.wants.add(1);
+        let Err((reason, retry)) = self.grant(key, peer, epoch) else { return };
+        self.post.counters.refused.add(1);
+        let Some(guest) = self.guests.get(key) else { return };
+        debug!(guest = guest.name, peer = hex(peer), reason, ?retry, "refused");
+        guest.send(AgentMessage::Refused {
+            peer,
+            reason,
+            retry_ms: u32::try_from(retry.as_millis()).unwrap_or(u32::MAX),
+        });
+    }
+
+    /// Begins a channel, or says why not, and when to ask again.
+    fn grant(&mut self, key: Key, peer: u64, epoch: u64) -> Result<(), Refusal> {
+        let now = Instant::now();
+        let Some(guest) = self.guests.get_mut(key) else { return Ok(()) };
+        if let Err(when) = guest.wants.take(now) {
+            self.post.counters.throttled.add(1);
+            return Err((shm::VMLOOP_REFUSED_BUSY, (when - now).max(BUSY.1)));
+        }
+        if !guest.is_ready() || self.recovering.is_some() {
+            return Err(BUSY);
+        }
+        let id = guest.machine.id;
+        let Some((other_key, other)) = self.guests.with_id(peer) else {
+            let arrival = self
+                .guests
+                .arriving
+                .values_mut()
+                .find(|arrival| (arrival.machine.id, arrival.machine.epoch) == (peer, epoch));
+            let Some(arrival) = arrival else { return Err(GONE) };
+            arrival.wanted.insert(key, now);
+            return Err(BUSY);
+        };
+        if other_key != key && other.machine.epoch == epoch && other.is_coming() {
+            // Side 0 makes the region, and needs nobody for that.
+            if id < peer {
+                return self.begin(key, other_key).map(drop);
+            }
+            if let Some(other) = self.guests.get_mut(other_key) {
+                other.awaited_by.insert(key, now);
+            }
+            return Err(BUSY);
+        }
+        // It was here before the agent, and has not spoken yet.
+        if other_key != key && other.hello.is_none() && self.return_by.is_some() {
+            return Err(BUSY);
+        }
+        if other_key == key || other.machine.epoch != epoch || !other.is_ready() {
+            return Err(GONE);
+        }
+        self.begin(key, other_key).map(drop)
+    }
+
+    /// Begins channels to a guest that has just arrived for all that had frames
+    /// for it until now.
+    pub(super) fn meet_all(&mut self, arrived: Key) {
+        let Some(guest) = self.guests.get_mut(arrived) else { return };
+        for (other, at) in std::mem::take(&mut guest.awaited_by) {
+            if at.elapsed() < FRESH {
+                self.meet(arrived, other);
+            }
+        }
+    }
+
+    /// Begins a channel to a guest that has just arrived for one that waits for
+    /// it. In a QEMU it has not spoken yet: its device comes along with the
+    /// control device, as each takes the guest long.
+    fn meet(&mut self, arrived: Key, other: Key) {
+        if !self.guests.get(other).is_some_and(Guest::is_ready) {
+            return;
+        }
+        match self.begin(other, arrived) {
+            Ok(channel) => {
+                if let Some(channel) = self.channels.get_mut(channel) {
+                    channel.hello_by = Some(Instant::now() + HELLO);
+                }
+            }
+            // It asks again.
+            Err((reason, retry)) => debug!(arrived, other, reason, ?retry, "no channel yet"),
+        }
+    }
+
+    /// Begins a channel for a guest that wants one, or finds that there is one.
+    fn begin(&mut self, key: Key, other_key: Key) -> Result<ChannelKey, Refusal> {
+        let now = Instant::now();
+        let (members, keys) = self.members();
+        let view = View::new(&members, &self.policy);
+        let index = |key| keys.iter().position(|other| *other == key);
+        let (Some(a), Some(b)) = (index(key), index(other_key)) else {
+            return Err(GONE);
+        };
+        if view.links(a, b).is_empty() {
+            return Err((shm::VMLOOP_REFUSED_POLICY, Duration::ZERO));
+        }
+
+        if let Some(found) = self.channels.between(key, other_key)
+            && let Some(channel) = self.channels.get_mut(found)
+        {
+            if matches!(channel.stage, Stage::Closing | Stage::Unplugging) {
+                return Err(BUSY);
+            }
+            // Both asked, or the answer was lost: the directory has the tag.
+            channel.wanted_by.insert(key);
+            if let Some(guest) = self.guests.get_mut(key) {
+                guest.told = None;
+                self.dirty = true;
+            }
+            return Ok(found);
+        }
+        let pair = self.pair(key, other_key);
+        if let Some(left) = pair.and_then(|pair| self.breaks.left(pair, now)) {
+            return Err((shm::VMLOOP_REFUSED_BROKEN, left));
+        }
+        if let Some(left) = pair.and_then(|pair| self.back_off.left(pair, now)) {
+            return Err((shm::VMLOOP_REFUSED_BUSY, left));
+        }
+        for one in [key, other_key] {
+            if self.channels.of(one).len() >= self.policy.max_channels as usize {
+                return Err((shm::VMLOOP_REFUSED_SLOTS, SLOTS_RETRY));
+            }
+        }
+        let used = |tag| self.tag_used(key, tag) || self.tag_used(other_key, tag);
+        let Some(tag) = free_tag(self.last_tag, used) else {
+            return Err((shm::VMLOOP_REFUSED_SLOTS, SLOTS_RETRY));
+        };
+        self.last_tag = tag;
+        let made = self.make_channel(tag, key, other_key, false).ok_or(GONE)?;
+        if let Some(channel) = self.channels.get_mut(made) {
+            channel.wanted_by.insert(key);
+        }
+        self.dirty = true;
+        Ok(made)
+    }
+
+    fn tag_used(&self, guest: Key, tag: u32) -> bool {
+        self.channels.by_tag(guest, tag).is_some()
+            || self.guests.get(guest).is_some_and(|guest| guest.orphans.contains(&tag))
+    }
+
+    /// Makes a channel, or takes over one of an earlier agent (`adopted`). None
+    /// if one of its guests is not there.
+    pub(super) fn make_channel(
+        &mut self,
+        tag: u32,
+        a: Key,
+        b: Key,
+        adopted: bool,
+    ) -> Option<ChannelKey> {
+        let mut guests = [(a, self.guests.get(a)?), (b, self.guests.get(b)?)];
+        guests.sort_unstable_by_key(|(_, guest)| guest.machine.id);
+        let sides = guests.map(|(key, guest)| ChannelSide {
+            guest: key,
+            id: guest.machine.id,
+            name: guest.name.clone(),
+            state: None,
+            gone: false,
+            stats: None,
+        });
+        let guests = guests.map(|(_, guest)| channel::Guest {
+            id: guest.machine.id,
+            epoch: guest.machine.epoch,
+            place: guest.handle.place.clone(),
+        });
+        let key = self.new_key();
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let ring_size = self.policy.ring_size;
+        let post = self.post.clone();
+        let task = channel::Task { key, tag, ring_size, guests, post, commands: inbox };
+        self.channels.insert(
+            key,
+            Channel {
+                tag,
+                sides,
+                stage: if adopted { Stage::Open } else { Stage::Plugging },
+                stuck: false,
+                reason: None,
+                failure: None,
+                wanted_by: HashSet::new(),
+                ring_size: if adopted { 0 } else { ring_size },
+                since: Instant::now(),
+                adopted,
+                up_since: None,
+                up_until: None,
+                broken_by: None,
+                parted: false,
+                hello_by: None,
+                commands,
+            },
+        );
+        if !adopted {
+            // The directories first, though guests must not rely on it. What may
+            // not be any more is closed when all events were heard.
+            self.dirty = true;
+            self.tell_directories();
+        }
+        tokio::spawn(task.run(adopted));
+        Some(key)
+    }
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! A QEMU guest's ends of channels: devices, on memory and doorbells that the
+//! host makes.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use vmloop_abi::shm;
+
+use super::device::{Error, Plugged, Slots, Spec as Device};
+use super::ids::{channel_chardev, channel_device};
+use crate::end::{Failure, GuestEnd, Medium, Offer, Pending, Place, Region, Slow, Spec};
+use crate::machine::Found;
+
+/// How long a guest may drain a channel that is to be closed.
+const DRAIN: Duration = Duration::from_millis(500);
+
+impl Place for Slots {
+    fn medium(&self) -> Medium {
+        Medium::Host
+    }
+
+    fn drain(&self) -> Duration {
+        DRAIN
+    }
+
+    fn end(&self, spec: Spec) -> Box<dyn GuestEnd> {
+        Box::new(End { slots: self.clone(), spec, plugged: None })
+    }
+
+    fn remove<'a>(&'a self, found: &'a Found, slow: Slow<'a>) -> Pending<'a, ()> {
+        let Found { tag, peer, epoch } = *found;
+        let plugged = Plugged::found(channel_device(tag), channel_chardev(tag, peer, epoch));
+        Box::pin(self.unplug(plugged, slow))
+    }
+}
+
+struct End {
+    slots: Slots,
+    spec: Spec,
+    plugged: Option<Plugged>,
+}
+
+impl End {
+    fn device(&self) -> String {
+        channel_device(self.spec.tag)
+    }
+
+    fn chardev(&self) -> String {
+        channel_chardev(self.spec.tag, self.spec.peer, self.spec.epoch)
+    }
+
+    async fn plug(&mut self, region: &Region) -> Result<(), Failure> {
+        let Spec { tag, side, .. } = self.spec;
+        let id = |side: usize| (2 * tag + side as u32) as u16;
+        let device = Device {
+            device: self.device(),
+            chardev: self.chardev(),
+            memory: region.memory.as_fd(),
+            size: region.size,
+            own: (id(side), region.doorbells[side].as_fd()),
+            other: (id(1 - side), region.doorbells[1 - side].as_fd()),
+        };
+        self.plugged = Some(self.slots.plug(device).await.map_err(|error| failure(side, &error))?);
+        Ok(())
+    }
+}
+
+fn failure(side: usize, error: &Error) -> Failure {
+    let reason = match error {
+        Error::Slots(_) => shm::VMLOOP_REFUSED_SLOTS,
+        _ => shm::VMLOOP_REFUSED_FAILED,
+    };
+    Failure { side, reason, text: error.to_string(), hint: error.hint() }
+}
+
+impl GuestEnd for End {
+    fn open<'a>(&'a mut self, region: Option<&'a Region>) -> Pending<'a, Result<(), Failure>> {
+        Box::pin(async move {
+            match region {
+                Some(region) => self.plug(region).await,
+                // Never, as the medium is the host.
+                None => Ok(()),
+            }
+        })
+    }
+
+    fn adopt(&mut self) {
+        self.plugged = Some(Plugged::found(self.device(), self.chardev()));
+    }
+
+    fn take(&mut self, _: Offer) {}
+
+    fn release(&mut self) {}
+
+    fn remove<'a>(&'a mut self, slow: Slow<'a>) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if let Some(plugged) = self.plugged.take() {
+                self.slots.unplug(plugged, slow).await;
+            }
+        })
+    }
+
+    fn leave(self: Box<Self>) {
+        // The server's socket stays open until the agent is gone.
+        std::mem::forget(self.plugged);
+    }
+}

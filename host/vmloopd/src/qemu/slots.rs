@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Where a device can be plugged into a machine.
+
+use std::collections::HashSet;
+
+use serde_json::{Value, json};
+use vmloop_qmp::{self as qmp, Qmp};
+
+use super::ids::PREFIX;
+
+/// How devices are plugged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// i440FX: any slot of pci.0
+    Pc,
+    /// Q35: an empty root port
+    Q35,
+}
+
+/// What an error says, with QEMU's words, when a device cannot be plugged.
+#[derive(Debug, thiserror::Error)]
+pub enum NoSlot {
+    /// QMP failed.
+    #[error(transparent)]
+    Qmp(#[from] qmp::Error),
+    /// Every place has a device.
+    #[error("no free {0}")]
+    Full(&'static str),
+    /// Firmware has not given the machine's devices their addresses, since it
+    /// was started or reset.
+    #[error("the machine is still booting")]
+    Booting,
+}
+
+/// Slots of a PCI bus.
+const BUS_SLOTS: usize = 32;
+
+/// Where to plug a device with a BAR of `size` bytes: the id of a root port on
+/// Q35, None (QEMU finds a slot) on PC.
+///
+/// # Errors
+/// [`NoSlot`]
+pub async fn free_slot(qmp: &Qmp, kind: Kind, size: u64) -> Result<Option<String>, NoSlot> {
+    let buses = qmp.execute("query-pci", json!({})).await?;
+    let port = match kind {
+        Kind::Pc if used_slots(&buses).len() == BUS_SLOTS => {
+            return Err(NoSlot::Full("PCI slot"));
+        }
+        Kind::Pc => None,
+        Kind::Q35 => Some(free_port(qmp, &buses, size).await?),
+    };
+    let is_set_up =
+        buses.as_array().is_some_and(|all| all.iter().any(|bus| any_mapped(&bus["devices"])));
+    if is_set_up { Ok(port) } else { Err(NoSlot::Booting) }
+}
+
+async fn free_port(qmp: &Qmp, buses: &Value, size: u64) -> Result<String, NoSlot> {
+    let mut ports: Vec<String> = qmp
+        .list("/machine/peripheral")
+        .await?
+        .into_iter()
+        .filter(|(_, kind)| kind.starts_with("child<") && kind.contains("root-port"))
+        .map(|(name, _)| name)
+        .collect();
+    // Before firmware has numbered the buses, query-pci shows them empty.
+    let mut at = 0;
+    while let Some(port) = ports.get(at) {
+        match qmp.list(&format!("/machine/peripheral/{port}/{port}")).await {
+            Ok(bus) if bus.iter().any(|(name, _)| name.starts_with("child[")) => {
+                ports.remove(at);
+            }
+            Err(error @ (qmp::Error::Closed | qmp::Error::Timeout(_))) => return Err(error.into()),
+            _ => at += 1,
+        }
+    }
+    choose_port(buses, &ports, size).ok_or(NoSlot::Full("PCI Express root port"))
+}
+
+/// The slots of a PC's bus that have a device.
+fn used_slots(buses: &Value) -> HashSet<u64> {
+    let devices = buses[0]["devices"].as_array().map(Vec::as_slice).unwrap_or_default();
+    devices.iter().filter_map(|device| device["slot"].as_u64()).collect()
+}
+
+/// The first empty root port whose prefetchable window is large enough, or, as
+/// firmware may still be about to set the windows, the first empty one.
+fn choose_port(buses: &Value, ports: &[String], size: u64) -> Option<String> {
+    let mut second = None;
+    for bus in buses.as_array()? {
+        for device in bus["devices"].as_array().map(Vec::as_slice).unwrap_or_default() {
+            let name = device["qdev_id"].as_str().unwrap_or_default();
+            let bridge = &device["pci_bridge"];
+            let empty = bridge["devices"].as_array().is_none_or(Vec::is_empty);
+            if !bridge.is_object() || !empty || !ports.iter().any(|port| port == name) {
+                continue;
+            }
+            let window = &bridge["bus"]["prefetchable_range"];
+            let base = window["base"].as_u64().unwrap_or(0);
+            let limit = window["limit"].as_u64().unwrap_or(0);
+            if limit > base && limit - base + 1 >= size {
+                return Some(name.to_owned());
+            }
+            second.get_or_insert_with(|| name.to_owned());
+        }
+    }
+    second
+}
+
+/// Whether any of these devices, or one behind them, answers at an address.
+/// Ours do not count: nobody has to give them one for that.
+fn any_mapped(devices: &Value) -> bool {
+    devices.as_array().is_some_and(|devices| {
+        devices.iter().any(|device| {
+            let name = device["qdev_id"].as_str().unwrap_or_default();
+            let regions = device["regions"].as_array().map(Vec::as_slice).unwrap_or_default();
+            // An address of -1 is none.
+            let mapped = regions.iter().any(|one| one["address"].as_i64().is_some_and(|at| at > 0));
+            (mapped && !name.starts_with(PREFIX)) || any_mapped(&device["pci_bridge"]["devices"])
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_of_two_functions_has_one_slot() {
+        let device = |slot: u64, function: u64| json!({"slot": slot, "function": function});
+        let buses = json!([{"bus": 0, "devices": [device(0, 0), device(1, 0), device(1, 1)]},
+            {"bus": 1, "devices": [device(7, 0)]}]);
+        assert_eq!(used_slots(&buses), HashSet::from([0, 1]));
+    }
+
+    #[test]
+    fn firmware_is_done_when_a_device_of_the_machine_has_an_address() {
+        let device = |name: &str, address: i64| json!({"qdev_id": name, "regions": [{"bar": 0, "address": address}]});
+        let behind = |device: Value| json!({"qdev_id": "rp1", "regions": [], "pci_bridge": {"devices": [device]}});
+        for (devices, done) in [
+            (json!([]), false),
+            (json!([device("", -1), device("n0", -1)]), false),
+            (json!([device("", -1), device("n0", 0xfebc_0000)]), true),
+            (json!([device("", -1), device("vmloop-ctl", 0xfebc_0000)]), false),
+            (json!([device("", -1), behind(device("n0", -1))]), false),
+            (json!([device("", -1), behind(device("n0", 0xc000))]), true),
+        ] {
+            assert_eq!(any_mapped(&devices), done, "{devices}");
+        }
+    }
+
+    #[test]
+    fn ports() {
+        let port = |name: &str, base: u64, limit: u64, devices: Value| {
+            json!({"qdev_id": name, "pci_bridge": {
+                "bus": {"prefetchable_range": {"base": base, "limit": limit}}, "devices": devices}})
+        };
+        let buses = json!([{"bus": 0, "devices": [
+            {"qdev_id": "net0"},
+            port("rp0", 0, 0xfff_ffff, json!([{"qdev_id": "disk"}])),
+            port("other", 0, 0xfff_ffff, json!([])),
+            port("rp1", 0, 0, json!([])),
+            port("rp2", 0x10_0000_0000, 0x10_03ff_ffff, json!([])),
+        ]}]);
+        let ports = ["rp0", "rp1", "rp2"].map(str::to_owned);
+        assert_eq!(choose_port(&buses, &ports, 16 << 20).as_deref(), Some("rp2"));
+        assert_eq!(choose_port(&buses, &ports, 128 << 20).as_deref(), Some("rp1"));
+        assert_eq!(choose_port(&buses, &ports[..1], 1), None);
+    }
+}
