@@ -223,7 +223,8 @@ static void *consumer(void *unused)
 		pthread_barrier_wait(&barrier);
 		if (!current)
 			break;
-		if (vmloop_ring_rx_init(&rx, data, ring_size, &lanes[1], &lanes[0]))
+		if (vmloop_ring_rx_init(&rx, VMLOOP_RING_RECORDS, data, ring_size, 0, &lanes[1],
+					&lanes[0]))
 			die("bad ring size");
 		pthread_barrier_wait(&barrier);
 		begin = now(CLOCK_THREAD_CPUTIME_ID);
@@ -253,7 +254,7 @@ static double run_slice(const struct series *series, const u8 *buffer)
 	current = series;
 	counters.head = 0;
 	counters.tail = 0;
-	if (vmloop_ring_tx_init(&tx, data, ring_size, &lanes[0], &lanes[1]))
+	if (vmloop_ring_tx_init(&tx, VMLOOP_RING_RECORDS, data, ring_size, 0, &lanes[0], &lanes[1]))
 		die("bad ring size");
 	pthread_barrier_wait(&barrier);
 	if (!series)

@@ -113,8 +113,8 @@ int vmloop_region_tx(struct vmloop_region *region, unsigned int lane, u32 kind,
 	u32 size = min_t(u64, region->tx_size, VMLOOP_RING_MAX);
 
 	size = rounddown_pow_of_two(size);
-	if (vmloop_ring_tx_init(tx, region->tx_data, size, ours,
-				&region->theirs->lane[lane]))
+	if (vmloop_ring_tx_init(tx, VMLOOP_RING_RECORDS, region->tx_data, size,
+				0, ours, &region->theirs->lane[lane]))
 		return -EPROTO;
 
 	WRITE_ONCE(ours->ring_offset, 0);
@@ -149,7 +149,8 @@ int vmloop_region_rx(struct vmloop_region *region, unsigned int lane, u32 kind,
 	    offset > region->rx_size || size > region->rx_size - offset)
 		return -EPROTO;
 	/* The ring itself refuses sizes that are no power of two. */
-	if (vmloop_ring_rx_init(rx, region->rx_data + offset, size,
+	if (vmloop_ring_rx_init(rx, VMLOOP_RING_RECORDS,
+				region->rx_data + offset, size, 0,
 				&region->ours->lane[lane], theirs))
 		return -EPROTO;
 	return 0;

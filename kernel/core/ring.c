@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * ring.c - records in a ring of bytes; see ring.h for the rules.
+ * ring.c - records or bytes in a ring; see ring.h for the rules.
  */
 #include "ring.h"
 
@@ -25,11 +25,11 @@ static bool passed(u32 wake, u32 new, u32 old)
 }
 
 /* Headers are read and written as one word each, so they must not straddle. */
-static bool ring_is_good(const void *data, u32 size)
+static bool ring_is_good(const void *data, u32 size, u32 grain, u32 start)
 {
 	return size >= VMLOOP_RING_MIN && size <= VMLOOP_RING_MAX &&
 	       is_power_of_2(size) &&
-	       (unsigned long)data % VMLOOP_RECORD_ALIGN == 0;
+	       (((unsigned long)data | start) & (grain - 1)) == 0;
 }
 
 /**
@@ -49,56 +49,70 @@ u32 vmloop_ring_max_record(u32 size)
 /**
  * vmloop_ring_tx_init() - begin to produce into an empty ring
  * @tx: what to initialise
- * @data: the ring, aligned to VMLOOP_RECORD_ALIGN
+ * @grain: what it carries
+ * @data: the ring, aligned to @grain
  * @size: its bytes, a power of two from VMLOOP_RING_MIN to VMLOOP_RING_MAX
+ * @start: the position to begin at, a multiple of @grain
  * @ours: our own lane in the shared region
  * @theirs: the other side's
  *
- * Return: 0, or -EINVAL for a size that is out of range or unaligned data.
+ * Return: 0, or -EINVAL for a size that is out of range, or what is unaligned.
  */
-int vmloop_ring_tx_init(struct vmloop_ring_tx *tx, void *data, u32 size,
+int vmloop_ring_tx_init(struct vmloop_ring_tx *tx, enum vmloop_ring_grain grain,
+			void *data, u32 size, u32 start,
 			struct vmloop_shm_lane *ours,
 			const struct vmloop_shm_lane *theirs)
 {
-	if (!ring_is_good(data, size))
+	if (!ring_is_good(data, size, grain, start))
 		return -EINVAL;
 
 	*tx = (struct vmloop_ring_tx){
 		.data = data,
 		.size = size,
+		.grain = grain,
+		.head = start,
+		.published = start,
+		.tail = start,
 		.ours = ours,
 		.theirs = theirs,
 	};
-	ring_store_once(&ours->tx_wake, (u32)-1);
-	ring_store_once(&ours->tx_head, 0);
+	ring_store_once(&ours->tx_wake, start - 1);
+	ring_store_once(&ours->tx_head, start);
 	return 0;
 }
 
 /**
- * vmloop_ring_rx_init() - begin to consume from the start of a ring
+ * vmloop_ring_rx_init() - begin to consume from an empty ring
  * @rx: what to initialise
- * @data: the ring, aligned to VMLOOP_RECORD_ALIGN
+ * @grain: what it carries
+ * @data: the ring, aligned to @grain
  * @size: its bytes; checked against the region by the caller
+ * @start: the position that the producer begins at, a multiple of @grain
  * @ours: our own lane in the shared region
  * @theirs: the other side's
  *
- * Return: 0, or -EINVAL for a size that is out of range or unaligned data.
+ * Return: 0, or -EINVAL for a size that is out of range, or what is unaligned.
  */
-int vmloop_ring_rx_init(struct vmloop_ring_rx *rx, const void *data, u32 size,
+int vmloop_ring_rx_init(struct vmloop_ring_rx *rx, enum vmloop_ring_grain grain,
+			const void *data, u32 size, u32 start,
 			struct vmloop_shm_lane *ours,
 			const struct vmloop_shm_lane *theirs)
 {
-	if (!ring_is_good(data, size))
+	if (!ring_is_good(data, size, grain, start))
 		return -EINVAL;
 
 	*rx = (struct vmloop_ring_rx){
 		.data = data,
 		.size = size,
+		.grain = grain,
+		.tail = start,
+		.published = start,
+		.head = start,
 		.ours = ours,
 		.theirs = theirs,
 	};
-	ring_store_once(&ours->rx_wake, 0);
-	ring_store_once(&ours->rx_tail, 0);
+	ring_store_once(&ours->rx_wake, start);
+	ring_store_once(&ours->rx_tail, start);
 	return 0;
 }
 
@@ -116,7 +130,7 @@ static u32 tx_room(struct vmloop_ring_tx *tx, u32 want)
 	tail = ring_load_acquire(&tx->theirs->rx_tail);	/* pairs with (B) */
 	/* It may only have moved forward, and not past what we published. */
 	if (unlikely(tail - tx->tail > tx->published - tx->tail ||
-		     tail % VMLOOP_RECORD_ALIGN)) {
+		     tail & (tx->grain - 1))) {
 		tx->broken = VMLOOP_RING_TAIL;
 		return 0;
 	}
@@ -194,7 +208,42 @@ void vmloop_ring_commit(struct vmloop_ring_tx *tx)
 }
 
 /**
- * vmloop_ring_publish() - show all committed records to the other side
+ * vmloop_ring_space() - where the next bytes go
+ * @tx: a ring of bytes
+ * @want: bytes that the caller has: the other side is asked for its position
+ *	only where there seems to be room for less
+ * @at: set to where to write
+ *
+ * Nothing is visible to the other side before vmloop_ring_publish().
+ *
+ * Return: how many bytes may be written there: up to the end of the ring, so a
+ * second call may have more; 0 while there is no room, and once it is broken.
+ */
+u32 vmloop_ring_space(struct vmloop_ring_tx *tx, u32 want, void **at)
+{
+	u32 offset = tx->head & (tx->size - 1);
+	u32 to_end = tx->size - offset;
+	u32 room;
+
+	if (unlikely(tx->broken))
+		return 0;
+	room = tx_room(tx, want);
+	*at = tx->data + offset;
+	return room < to_end ? room : to_end;
+}
+
+/**
+ * vmloop_ring_add() - the next bytes are written
+ * @tx: a ring of bytes
+ * @bytes: no more than vmloop_ring_space() has just said
+ */
+void vmloop_ring_add(struct vmloop_ring_tx *tx, u32 bytes)
+{
+	tx->head += bytes;
+}
+
+/**
+ * vmloop_ring_publish() - show all that was committed or added to the other side
  * @tx: the ring
  *
  * Return: whether the other side wants a doorbell.
@@ -212,9 +261,18 @@ bool vmloop_ring_publish(struct vmloop_ring_tx *tx)
 	return passed(ring_load_once(&tx->theirs->rx_wake), tx->head, old);
 }
 
+/* Asks for a doorbell when there are @want bytes of room; false if there are. */
+static bool tx_wait(struct vmloop_ring_tx *tx, u32 want)
+{
+	/* Room is @want once the tail reaches head + want - size. */
+	ring_store_once(&tx->ours->tx_wake, tx->head + want - tx->size - 1);
+	ring_mb();						/* (D) */
+	return tx_room(tx, want) < want && !tx->broken;
+}
+
 /**
  * vmloop_ring_wait_room() - ask for a doorbell when a record fits again
- * @tx: the ring
+ * @tx: a ring of records
  * @size: bytes of payload of the record that did not fit
  *
  * Asks for a quarter of the ring at least, so that a full ring costs one
@@ -235,11 +293,29 @@ bool vmloop_ring_wait_room(struct vmloop_ring_tx *tx, u32 size)
 	want = tx_span(tx, size);
 	if (want < tx->size / 4)
 		want = tx->size / 4;
+	return tx_wait(tx, want);
+}
 
-	/* Room is @want once the tail reaches head + want - size. */
-	ring_store_once(&tx->ours->tx_wake, tx->head + want - tx->size - 1);
-	ring_mb();						/* (D) */
-	return tx_room(tx, want) < want && !tx->broken;
+/**
+ * vmloop_ring_wait_space() - ask for a doorbell when there is room for bytes
+ * @tx: a ring of bytes
+ * @want: how many there must be room for; a quarter of the ring if less, all of
+ *	it if more
+ *
+ * What was added must have been published, as for vmloop_ring_wait_room(). While
+ * this and what the other side asks vmloop_ring_wait_bytes() for are together no
+ * more than the ring, the two never wait for each other.
+ *
+ * Return: true if the caller may wait for the doorbell; false if there is
+ * room already, or the ring is broken.
+ */
+bool vmloop_ring_wait_space(struct vmloop_ring_tx *tx, u32 want)
+{
+	if (want < tx->size / 4)
+		want = tx->size / 4;
+	if (want > tx->size)
+		want = tx->size;
+	return tx_wait(tx, want);
 }
 
 /**
@@ -286,20 +362,62 @@ bool vmloop_ring_drained(struct vmloop_ring_tx *tx)
 	return tx_room(tx, tx->size) == tx->size || tx->broken;
 }
 
-/* Bytes to read; looks at the other side again if there seem to be none. */
-static u32 rx_available(struct vmloop_ring_rx *rx)
+/**
+ * vmloop_ring_account() - how much the other side has not published as read
+ * @tx: the ring
+ *
+ * For the end of a lane. While the other side still reads this is what it had
+ * not read a moment ago; once it has stopped, and said so, or is gone, it is
+ * exact, to the byte. A ring that is broken counts up to where it was believed.
+ *
+ * Return: bytes, what was not published included.
+ */
+u32 vmloop_ring_account(struct vmloop_ring_tx *tx)
 {
+	tx_room(tx, tx->size);
+	return tx->head - tx->tail;
+}
+
+/**
+ * vmloop_ring_unread() - the bytes that vmloop_ring_account() has counted
+ * @tx: a ring of bytes
+ * @skip: bytes to leave out, from the oldest on
+ * @at: set to where they are. The other side may be able to write there: what
+ *	is read here is no more than what it might have said itself
+ *
+ * Return: how many there are at @at: up to the end of the ring, so a second call
+ * may have more; 0 behind the last.
+ */
+u32 vmloop_ring_unread(const struct vmloop_ring_tx *tx, u32 skip, const void **at)
+{
+	u32 unread = tx->head - tx->tail;
+	u32 offset = (tx->tail + skip) & (tx->size - 1);
+	u32 to_end = tx->size - offset;
+
+	if (skip >= unread)
+		return 0;
+	*at = tx->data + offset;
+	return unread - skip < to_end ? unread - skip : to_end;
+}
+
+/* Bytes to read; looks at the other side again if there seem to be under @want. */
+static u32 rx_available(struct vmloop_ring_rx *rx, u32 want)
+{
+	u32 available = rx->head - rx->tail;
 	u32 head;
 
-	if (rx->head != rx->tail)
-		return rx->head - rx->tail;
+	if (available >= want)
+		return available;
 	if (unlikely(rx->broken))
 		return 0;
 
 	head = ring_load_acquire(&rx->theirs->tx_head);	/* pairs with (A) */
-	/* What we have not given back yet cannot have been written again. */
-	if (unlikely(head - rx->tail > rx->size - (rx->tail - rx->published) ||
-		     head % VMLOOP_RECORD_ALIGN)) {
+	/*
+	 * It may only have moved forward, and what we have not given back yet
+	 * cannot have been written again.
+	 */
+	if (unlikely(head - rx->head > rx->size - (rx->head - rx->published) ||
+		     head & (rx->grain - 1))) {
 		rx->broken = VMLOOP_RING_HEAD;
 		return 0;
 	}
@@ -333,7 +451,7 @@ int vmloop_ring_peek(struct vmloop_ring_rx *rx, struct vmloop_shm_record *record
 
 	/* At most twice: padding is followed by a record or by nothing. */
 	for (;;) {
-		available = rx_available(rx);
+		available = rx_available(rx, 1);
 		if (!available)
 			return rx->broken ? -EPROTO : 0;
 
@@ -386,7 +504,48 @@ void vmloop_ring_release(struct vmloop_ring_rx *rx)
 }
 
 /**
- * vmloop_ring_consume_publish() - give the released bytes back
+ * vmloop_ring_bytes() - look at the next bytes
+ * @rx: a ring of bytes
+ * @skip: bytes to leave out: what lies behind the end of the ring is looked at
+ *	without taking what lies before
+ * @want: bytes that the caller can use: the other side is asked for its position
+ *	only where there seem to be less
+ * @at: set to where they are, which the other side may change under our hands
+ *
+ * Return: how many there are at @at: up to the end of the ring, so a second call
+ * may have more; 0 for none, and once the ring is broken.
+ */
+u32 vmloop_ring_bytes(struct vmloop_ring_rx *rx, u32 skip, u32 want, const void **at)
+{
+	u32 offset = (rx->tail + skip) & (rx->size - 1);
+	u32 to_end = rx->size - offset;
+	u32 available;
+
+	if (unlikely(rx->broken))
+		return 0;
+	if (want > rx->size)
+		want = rx->size;	/* there are never more, and no sum overflows */
+	available = rx_available(rx, skip + want);
+	if (available <= skip)
+		return 0;
+	*at = rx->data + offset;
+	return available - skip < to_end ? available - skip : to_end;
+}
+
+/**
+ * vmloop_ring_take() - done with the next bytes
+ * @rx: a ring of bytes
+ * @bytes: no more than vmloop_ring_bytes() has said that there are
+ *
+ * They stay until vmloop_ring_consume_publish().
+ */
+void vmloop_ring_take(struct vmloop_ring_rx *rx, u32 bytes)
+{
+	ring_store_once(&rx->tail, rx->tail + bytes);
+}
+
+/**
+ * vmloop_ring_consume_publish() - give what was released or taken back
  * @rx: the ring
  *
  * Return: whether the other side waits for room and wants a doorbell.
@@ -405,20 +564,37 @@ bool vmloop_ring_consume_publish(struct vmloop_ring_rx *rx)
 }
 
 /**
- * vmloop_ring_sleep() - ask for a doorbell at the next record
+ * vmloop_ring_wait_bytes() - ask for a doorbell when there are bytes to read
+ * @rx: a ring of bytes
+ * @bytes: how many there must be, those included that are there already; at
+ *	least 1, and no more than the ring holds
+ *
+ * What was taken must have been published: the other side may be waiting for
+ * that room.
+ *
+ * Return: true if the caller may wait for the doorbell; false if there are so
+ * many already, or the ring is broken.
+ */
+bool vmloop_ring_wait_bytes(struct vmloop_ring_rx *rx, u32 bytes)
+{
+	ring_store_once(&rx->ours->rx_wake, rx->tail + bytes - 1);
+	ring_mb();						/* (C) */
+	return rx_available(rx, bytes) < bytes && !rx->broken;
+}
+
+/**
+ * vmloop_ring_sleep() - ask for a doorbell at the next record or byte
  * @rx: the ring, read up to its end
  *
- * What was released must have been published: the other side may be waiting
- * for that room.
+ * What was released or taken must have been published: the other side may be
+ * waiting for that room.
  *
  * Return: true if the caller may sleep; false if there is something to read
  * already (or the ring is broken) and the caller must go on.
  */
 bool vmloop_ring_sleep(struct vmloop_ring_rx *rx)
 {
-	ring_store_once(&rx->ours->rx_wake, rx->tail);
-	ring_mb();						/* (C) */
-	return rx_available(rx) == 0 && !rx->broken;
+	return vmloop_ring_wait_bytes(rx, 1);
 }
 
 /**
@@ -429,7 +605,7 @@ bool vmloop_ring_sleep(struct vmloop_ring_rx *rx)
  */
 bool vmloop_ring_ready(struct vmloop_ring_rx *rx)
 {
-	return rx_available(rx) != 0 || rx->broken;
+	return rx_available(rx, 1) != 0 || rx->broken;
 }
 
 /**

@@ -1,30 +1,39 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * ring.h - one direction of a lane: records in a ring of bytes, one producer,
- * one consumer, in memory that the other side can write at any time.
+ * ring.h - one direction of a lane: a ring of records or of plain bytes, one
+ * producer, one consumer, in memory that the other side can write at any time.
  *
  * Pure: no allocation, no locks, no knowledge of skbs, PCI or Xen. The kernel
  * modules, the host agent and the tests in user space compile the same file.
  *
- * Positions are bytes produced or consumed so far, modulo 2^32, and multiples
- * of VMLOOP_RECORD_ALIGN. Private positions are kept here, outside the shared
- * memory; a position of the other side is read once, checked, then used. What
- * cannot be true latches @broken, and the ring refuses to work from then on.
+ * A ring of records has a header before each record, and no record wraps. A
+ * ring of bytes has no headers, wraps anywhere and counts single bytes. Which of
+ * the two a ring is, both sides know from the lane's kind, never from the ring.
+ *
+ * Positions are bytes produced or consumed so far, modulo 2^32, from wherever
+ * the ring began; multiples of VMLOOP_RECORD_ALIGN in a ring of records. A byte
+ * of the stream lies at its position modulo the ring's size. Private positions
+ * are kept here, outside the shared memory; a position of the other side is read
+ * once, checked, then used. What cannot be true latches @broken, and the ring
+ * refuses to work from then on.
+ *
+ * All lanes of version 1 have rings of records that begin at 0. Rings of bytes, and
+ * other beginnings, are used by nobody but the tests yet.
  *
  * Context: any. The caller serialises the producer's calls among themselves
  * and the consumer's among themselves; the two need no lock between them.
  *
  * Barriers, each named with its pair:
  *   (A) vmloop_ring_publish() releases tx_head; rx_available() acquires it:
- *       a record is complete before it can be seen.
+ *       what was produced is complete before it can be seen.
  *   (B) vmloop_ring_consume_publish() releases rx_tail; tx_room() acquires it:
- *       a record has been read before its bytes can be overwritten.
+ *       bytes have been read before they can be overwritten.
  *   (C) vmloop_ring_publish() has a full barrier between storing tx_head and
- *       loading rx_wake; vmloop_ring_sleep() has one between storing rx_wake
- *       and loading tx_head: at least one of the two sees the other.
+ *       loading rx_wake; vmloop_ring_wait_bytes() has one between storing
+ *       rx_wake and loading tx_head: at least one of the two sees the other.
  *   (D) the same for room: vmloop_ring_consume_publish() between rx_tail and
- *       tx_wake; vmloop_ring_wait_room() and vmloop_ring_wait_read() between
- *       tx_wake and rx_tail.
+ *       tx_wake; tx_wait() and vmloop_ring_wait_read() between tx_wake and
+ *       rx_tail.
  */
 #ifndef VMLOOP_RING_H
 #define VMLOOP_RING_H
@@ -36,9 +45,9 @@
  * enum vmloop_ring_fault - what the other side wrote that cannot be true
  * @VMLOOP_RING_GOOD: nothing
  * @VMLOOP_RING_TAIL: rx_tail behind what it was, beyond what we published, or
- *	no multiple of VMLOOP_RECORD_ALIGN
- * @VMLOOP_RING_HEAD: tx_head beyond the ring, or no multiple of
- *	VMLOOP_RECORD_ALIGN
+ *	no multiple of the grain
+ * @VMLOOP_RING_HEAD: tx_head behind what it was, beyond the ring, or no multiple
+ *	of the grain
  * @VMLOOP_RING_SIZE: a record larger than any may be
  * @VMLOOP_RING_SPAN: a record beyond the end of the ring, or of what was
  *	published
@@ -56,10 +65,22 @@ enum vmloop_ring_fault {
 };
 
 /**
+ * enum vmloop_ring_grain - what a ring carries, by what its positions are
+ * multiples of
+ * @VMLOOP_RING_BYTES: bytes
+ * @VMLOOP_RING_RECORDS: records
+ */
+enum vmloop_ring_grain {
+	VMLOOP_RING_BYTES = 1,
+	VMLOOP_RING_RECORDS = VMLOOP_RECORD_ALIGN,
+};
+
+/**
  * struct vmloop_ring_tx - the producer's end
  * @data: the ring, in this side's data
  * @size: its bytes, a power of two
- * @head: where the next record goes
+ * @grain: enum vmloop_ring_grain
+ * @head: where the next record or byte goes
  * @reserved: bytes from @head that the record being written takes
  * @published: head as last told to the other side
  * @tail: the other side's rx_tail as last seen and believed
@@ -71,6 +92,7 @@ enum vmloop_ring_fault {
 struct vmloop_ring_tx {
 	u8 *data;
 	u32 size;
+	u32 grain;
 	u32 head;
 	u32 reserved;
 	u32 published;
@@ -84,7 +106,8 @@ struct vmloop_ring_tx {
  * struct vmloop_ring_rx - the consumer's end
  * @data: the ring, in the other side's data. Written by the peer: untrusted
  * @size: its bytes, a power of two, as checked when the lane was opened
- * @tail: where the next record begins; a watcher beside the consumer reads it
+ * @grain: enum vmloop_ring_grain
+ * @tail: where the next record or byte is; a watcher beside the consumer reads it
  * @taken: bytes from @tail that the record being read takes
  * @published: tail as last told to the other side
  * @head: the other side's tx_head as last seen and believed
@@ -96,6 +119,7 @@ struct vmloop_ring_tx {
 struct vmloop_ring_rx {
 	const u8 *data;
 	u32 size;
+	u32 grain;
 	u32 tail;
 	u32 taken;
 	u32 published;
@@ -108,29 +132,47 @@ struct vmloop_ring_rx {
 #define VMLOOP_RING_MIN		4096U
 #define VMLOOP_RING_MAX		(1U << 30)
 
-int vmloop_ring_tx_init(struct vmloop_ring_tx *tx, void *data, u32 size,
+int vmloop_ring_tx_init(struct vmloop_ring_tx *tx, enum vmloop_ring_grain grain,
+			void *data, u32 size, u32 start,
 			struct vmloop_shm_lane *ours,
 			const struct vmloop_shm_lane *theirs);
-int vmloop_ring_rx_init(struct vmloop_ring_rx *rx, const void *data, u32 size,
+int vmloop_ring_rx_init(struct vmloop_ring_rx *rx, enum vmloop_ring_grain grain,
+			const void *data, u32 size, u32 start,
 			struct vmloop_shm_lane *ours,
 			const struct vmloop_shm_lane *theirs);
 
 u32 vmloop_ring_max_record(u32 size);
 
-/* Producer: reserve, fill, commit; publish once for as many as there are. */
+/* Producer of records: reserve, fill, commit; publish once for all there are. */
 int vmloop_ring_reserve(struct vmloop_ring_tx *tx, u32 size, u16 type, u16 info,
 			void **payload);
 void vmloop_ring_commit(struct vmloop_ring_tx *tx);
-bool vmloop_ring_publish(struct vmloop_ring_tx *tx);
 bool vmloop_ring_wait_room(struct vmloop_ring_tx *tx, u32 size);
+
+/* Producer of bytes: fill the space, add; publish once for all there are. */
+u32 vmloop_ring_space(struct vmloop_ring_tx *tx, u32 want, void **at);
+void vmloop_ring_add(struct vmloop_ring_tx *tx, u32 bytes);
+bool vmloop_ring_wait_space(struct vmloop_ring_tx *tx, u32 want);
+
+/* Either. */
+bool vmloop_ring_publish(struct vmloop_ring_tx *tx);
 bool vmloop_ring_has_read(struct vmloop_ring_tx *tx, u32 position);
 bool vmloop_ring_wait_read(struct vmloop_ring_tx *tx, u32 position);
 bool vmloop_ring_drained(struct vmloop_ring_tx *tx);
+u32 vmloop_ring_account(struct vmloop_ring_tx *tx);
+u32 vmloop_ring_unread(const struct vmloop_ring_tx *tx, u32 skip, const void **at);
 
-/* Consumer: peek, use, release; publish once for as many as there are. */
+/* Consumer of records: peek, use, release; publish once for all there are. */
 int vmloop_ring_peek(struct vmloop_ring_rx *rx, struct vmloop_shm_record *record,
 		     const void **payload);
 void vmloop_ring_release(struct vmloop_ring_rx *rx);
+
+/* Consumer of bytes: look, use, take; publish once for all there are. */
+u32 vmloop_ring_bytes(struct vmloop_ring_rx *rx, u32 skip, u32 want, const void **at);
+void vmloop_ring_take(struct vmloop_ring_rx *rx, u32 bytes);
+bool vmloop_ring_wait_bytes(struct vmloop_ring_rx *rx, u32 bytes);
+
+/* Either. */
 bool vmloop_ring_consume_publish(struct vmloop_ring_rx *rx);
 bool vmloop_ring_sleep(struct vmloop_ring_rx *rx);
 bool vmloop_ring_ready(struct vmloop_ring_rx *rx);

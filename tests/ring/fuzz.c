@@ -4,9 +4,9 @@
  * likes, wherever it can: a target for libFuzzer.
  *
  * The input is a program: calls that we make, as producer of one ring and
- * consumer of another, and what the peer writes between them and, by way of
- * fuzz_os.h, in the middle of them. The peer can write all of the shared
- * memory, our own lanes and our own ring included.
+ * consumer of another, both of records or both of bytes, and what the peer
+ * writes between them and, by way of fuzz_os.h, in the middle of them. The peer
+ * can write all of the shared memory, our own lanes and our own ring included.
  *
  * What must hold: no access outside the rings (guard pages; read-only where we
  * have nothing to write; AddressSanitizer for the rest), payloads within the
@@ -94,14 +94,14 @@ static u32 choose_write(u8 **where, u8 *bytes)
 	switch (how & 3) {
 	case 0: /* a position, near one that is true */
 		*where = (u8 *)fields[how >> 2 & 7];
-		value = truths[how >> 5] + (u32)(signed char)next() * 16;
+		value = truths[how >> 5] + (u32)(signed char)next() * tx->grain;
 		break;
 	case 1: /* a position, any */
 		*where = (u8 *)fields[how >> 2 & 7];
 		value = next32();
 		break;
 	case 2: /* the header of a record, where we read or a little further */
-		*where = peer_rx.data + ((rx->tail + (how >> 2) * 16U) & (RING - 1));
+		*where = peer_rx.data + ((rx->tail + (how >> 2) * 16U) & (RING - 8));
 		value = next();
 		value |= (u64)(next() & 31) << 8;
 		value |= (u64)(next() & 3) << 32;
@@ -183,6 +183,56 @@ static void call_peek(void)
 	read_all(payload, record.size);
 }
 
+static void call_space(void)
+{
+	u32 want = next() | (next() & 31U) << 8;
+	void *at = NULL;
+	u32 room = vmloop_ring_space(tx, want, &at);
+
+	MUST(room <= RING && (!room || !tx->broken));
+	if (!room)
+		return;
+	MUST((u8 *)at >= ours_tx.data && (u8 *)at + room <= ours_tx.data + RING);
+	memset(at, 0x77, room);
+	vmloop_ring_add(tx, want < room ? want : room);
+}
+
+static void call_bytes(void)
+{
+	u32 skip = next() * 16U;
+	u32 want = next() | (next() & 31U) << 8;
+	const void *at = NULL;
+	u32 length = vmloop_ring_bytes(rx, skip, want, &at);
+
+	MUST(skip + length <= rx->head - rx->tail || !length);
+	if (!length) {
+		MUST(!at);
+		return;
+	}
+	MUST(!rx->broken);
+	MUST((const u8 *)at >= ours_rx.data && (const u8 *)at + length <= ours_rx.data + RING);
+	read_all(at, length);
+	vmloop_ring_take(rx, want < skip + length ? want : skip + length);
+}
+
+/* What the peer has not read is in our ring, all of it. */
+static void call_account(void)
+{
+	u32 unread = vmloop_ring_account(tx);
+	u32 seen = 0;
+	u32 length;
+
+	MUST(unread == tx->head - tx->tail && unread <= RING);
+	if (tx->grain != VMLOOP_RING_BYTES)
+		return;
+	for (const void *at; (length = vmloop_ring_unread(tx, seen, &at)); seen += length) {
+		MUST((const u8 *)at >= ours_tx.data);
+		MUST((const u8 *)at + length <= ours_tx.data + RING);
+		read_all(at, length);
+	}
+	MUST(seen == unread);
+}
+
 /* What holds of our private state whatever the peer did. */
 static void check_state(const struct vmloop_ring_tx *tx_before,
 			const struct vmloop_ring_rx *rx_before)
@@ -190,12 +240,12 @@ static void check_state(const struct vmloop_ring_tx *tx_before,
 	MUST(tx->head - tx->tail <= RING);
 	MUST(tx->published - tx->tail <= tx->head - tx->tail);
 	MUST(tx->reserved <= RING / 2);
-	MUST(tx->head % 16 == 0 && tx->tail % 16 == 0);
+	MUST(tx->head % tx->grain == 0 && tx->tail % tx->grain == 0);
 	MUST(tx->data == tx_before->data && tx->size == RING);
 	MUST(rx->tail - rx->published <= RING);
 	MUST(rx->head - rx->published <= RING);
 	MUST(rx->taken <= RING / 4);
-	MUST(rx->head % 16 == 0 && rx->tail % 16 == 0);
+	MUST(rx->head % rx->grain == 0 && rx->tail % rx->grain == 0);
 	MUST(rx->data == rx_before->data && rx->size == RING);
 	if (tx_before->broken) {
 		MUST(tx->broken);
@@ -207,6 +257,47 @@ static void check_state(const struct vmloop_ring_tx *tx_before,
 	}
 }
 
+/* One of the calls that only one of the two kinds of rings has. */
+static void call_of_kind(u32 what)
+{
+	bool said;
+
+	if (tx->grain == VMLOOP_RING_BYTES) {
+		switch (what) {
+		case 0:
+		case 1:
+			call_space();
+			break;
+		case 3:
+			said = vmloop_ring_wait_space(tx, next() | (next() & 31U) << 8);
+			MUST(!said || !tx->broken);
+			break;
+		default:
+			call_bytes();
+		}
+		return;
+	}
+	switch (what) {
+	case 0:
+		call_reserve();
+		break;
+	case 1:
+		call_reserve();
+		vmloop_ring_commit(tx);
+		break;
+	case 3:
+		said = vmloop_ring_wait_room(tx, next() | (next() & 7U) << 8);
+		MUST(!said || !tx->broken);
+		break;
+	case 5:
+		call_peek();
+		break;
+	default:
+		call_peek();
+		vmloop_ring_release(rx);
+	}
+}
+
 static bool step(void)
 {
 	struct vmloop_ring_tx tx_before = *tx;
@@ -215,38 +306,30 @@ static bool step(void)
 	u32 length;
 	u8 *where;
 	bool said;
+	u32 what;
 
 	if (!left)
 		return false;
 	turns = 0;
-	switch (next() & 15) {
+	what = next() & 15;
+	switch (what) {
 	case 0:
-		call_reserve();
-		break;
 	case 1:
-		call_reserve();
-		vmloop_ring_commit(tx);
+	case 3:
+	case 5:
+	case 6:
+		call_of_kind(what);
 		break;
 	case 2:
 		said = vmloop_ring_publish(tx);
 		MUST(!said || !tx_before.broken);
 		break;
-	case 3:
-		said = vmloop_ring_wait_room(tx, next() | (next() & 7U) << 8);
-		MUST(!said || !tx->broken);
-		break;
 	case 4:
+		call_account();
 		said = vmloop_ring_drained(tx);
 		MUST(said || !tx->broken);
 		said = vmloop_ring_wait_read(tx, tx->published);
 		MUST(!said || !tx->broken);
-		break;
-	case 5:
-		call_peek();
-		break;
-	case 6:
-		call_peek();
-		vmloop_ring_release(rx);
 		break;
 	case 7:
 		said = vmloop_ring_consume_publish(rx);
@@ -254,6 +337,8 @@ static bool step(void)
 		break;
 	case 8:
 		said = vmloop_ring_sleep(rx);
+		MUST(!said || !rx->broken);
+		said = vmloop_ring_wait_bytes(rx, rx->head - rx->tail + 1);
 		MUST(!said || !rx->broken);
 		break;
 	case 9:
@@ -273,7 +358,10 @@ static bool step(void)
 		ambush.length = choose_write(&ambush.where, ambush.bytes);
 		break;
 	case 14:
-		honest_record();
+		if (rx->grain == VMLOOP_RING_BYTES)
+			peer_rx.producer->tx_head = rx->head + next();
+		else
+			honest_record();
 		break;
 	default: /* an honest consumer: everything is read */
 		peer_tx.consumer->rx_tail = tx->published;
@@ -305,29 +393,32 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 int LLVMFuzzerTestOneInput(const u8 *data, size_t size)
 {
 	static const u32 starts[] = { 0, 0U - RING, 0U - 64, RING - 32 };
+	enum vmloop_ring_grain grain;
+	u32 start;
+	u8 first;
 
 	input = data;
 	left = size;
 	turns = 0;
 	ambush.length = 0;
+	first = next();
+	start = starts[first & 3];
+	grain = first & 4 ? VMLOOP_RING_BYTES : VMLOOP_RING_RECORDS;
+	if (grain == VMLOOP_RING_BYTES)
+		start += first >> 3;
 	memset(peer_tx.data, 0, RING);
 	memset(peer_rx.data, 0, RING);
 	memset(peer_tx.producer, 0, sizeof(struct vmloop_shm_lane));
 	memset(peer_tx.consumer, 0, sizeof(struct vmloop_shm_lane));
 	memset(peer_rx.producer, 0, sizeof(struct vmloop_shm_lane));
 	memset(peer_rx.consumer, 0, sizeof(struct vmloop_shm_lane));
-	MUST(!vmloop_ring_tx_init(tx, ours_tx.data, RING, ours_tx.producer, ours_tx.consumer));
-	MUST(!vmloop_ring_rx_init(rx, ours_rx.data, RING, ours_rx.consumer, ours_rx.producer));
-	if (left) {
-		u32 start = starts[next() & 3];
-
-		/* As if both had been running for a while. */
-		turns = 0;
-		shared_start_tx(tx, start);
-		shared_start_rx(rx, start);
-		peer_tx.consumer->rx_tail = start;
-		peer_rx.producer->tx_head = start;
-	}
+	MUST(!vmloop_ring_tx_init(tx, grain, ours_tx.data, RING, start, ours_tx.producer,
+				  ours_tx.consumer));
+	MUST(!vmloop_ring_rx_init(rx, grain, ours_rx.data, RING, start, ours_rx.consumer,
+				  ours_rx.producer));
+	/* As if both had been running for a while. */
+	peer_tx.consumer->rx_tail = start;
+	peer_rx.producer->tx_head = start;
 	while (step())
 		;
 	return 0;

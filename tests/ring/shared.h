@@ -80,28 +80,4 @@ static void shared_unmap(struct view *view)
 	munmap(view->map, view->length);
 }
 
-/*
- * Makes it seem as if @start bytes had gone through the ring already. Positions
- * are plain members, so no hook in the ring is needed for that.
- */
-__attribute__((unused))
-static void shared_start_tx(struct vmloop_ring_tx *tx, u32 start)
-{
-	tx->head = start;
-	tx->published = start;
-	tx->tail = start;
-	ring_store_once(&tx->ours->tx_wake, start - 1);
-	ring_store_once(&tx->ours->tx_head, start);
-}
-
-__attribute__((unused))
-static void shared_start_rx(struct vmloop_ring_rx *rx, u32 start)
-{
-	rx->head = start;
-	rx->published = start;
-	rx->tail = start;
-	ring_store_once(&rx->ours->rx_wake, start);
-	ring_store_once(&rx->ours->rx_tail, start);
-}
-
 #endif /* SHARED_H */

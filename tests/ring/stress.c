@@ -14,7 +14,9 @@
  * that each one may have to wait until exactly it fits.
  *
  * What record number n is (size, type, content) follows from the seed and n,
- * so that both parties know it without talking about it.
+ * so that both parties know it without talking about it. With --bytes there are
+ * no records: the same number of pieces is written, of those sizes, and read in
+ * other pieces.
  */
 #include <getopt.h>
 #include <poll.h>
@@ -66,6 +68,7 @@ static struct {
 	bool threads;
 	bool flag;
 	bool large;
+	bool bytes;
 } options = {
 	.records = 1000000,
 	.seed = 1,
@@ -224,15 +227,28 @@ static void count(u64 *counter)
 	__atomic_store_n(counter, *counter + 1, __ATOMIC_RELAXED);
 }
 
-static bool produce(struct view *view)
+/* The consumer gives everything back; the producer needs no doorbell for that. */
+static bool wait_drained(struct vmloop_ring_tx *tx)
+{
+	for (double since = now(); !vmloop_ring_drained(tx);) {
+		if (failed())
+			return false;
+		if (now() - since > options.deadline)
+			return fail("the ring is not drained");
+		sched_yield();
+	}
+	return !tx->broken || fail("the producer finds the ring broken");
+}
+
+static bool produce_records(struct view *view)
 {
 	struct counts *counts = &control->producer;
 	struct vmloop_ring_tx tx;
 	u32 batch = 1;
 
-	if (vmloop_ring_tx_init(&tx, view->data, options.ring, view->producer, view->consumer))
+	if (vmloop_ring_tx_init(&tx, VMLOOP_RING_RECORDS, view->data, options.ring, options.start,
+				view->producer, view->consumer))
 		return fail("the producer cannot begin");
-	shared_start_tx(&tx, options.start);
 
 	for (u64 n = 0; n < options.records; n++) {
 		struct expected e = record_number(n);
@@ -274,15 +290,74 @@ static bool produce(struct view *view)
 		}
 	}
 
-	/* The consumer gives everything back; it needs no doorbell for that. */
-	for (double since = now(); !vmloop_ring_drained(&tx);) {
-		if (failed())
-			return false;
-		if (now() - since > options.deadline)
-			return fail("the ring is not drained");
-		sched_yield();
+	return wait_drained(&tx);
+}
+
+/* What the stream is at byte number @n, and how many follow without a gap. */
+static const u8 *stream_at(u64 n, u32 *length)
+{
+	u32 offset = (u32)(n % NOISE);
+
+	if (*length > NOISE - offset)
+		*length = NOISE - offset;
+	return noise + offset;
+}
+
+static bool produce_bytes(struct view *view)
+{
+	struct counts *counts = &control->producer;
+	struct vmloop_ring_tx tx;
+	u32 batch = 1;
+
+	if (vmloop_ring_tx_init(&tx, VMLOOP_RING_BYTES, view->data, options.ring, options.start,
+				view->producer, view->consumer))
+		return fail("the producer cannot begin");
+
+	for (u64 n = 0; n < options.records; n++) {
+		u32 left = record_number(n).size;
+
+		while (left) {
+			void *at;
+			u32 length = vmloop_ring_space(&tx, left, &at);
+
+			if (length) {
+				const u8 *from;
+
+				if (length > left)
+					length = left;
+				from = stream_at(counts->bytes, &length);
+				memcpy(at, from, length);
+				vmloop_ring_add(&tx, length);
+				counts->bytes += length;
+				left -= length;
+				continue;
+			}
+			if (vmloop_ring_publish(&tx)) {
+				counts->bells++;
+				ring_bell(&control->records);
+			}
+			if (!vmloop_ring_wait_space(&tx, left % (options.ring / 2)))
+				continue;
+			count(&counts->waits);
+			if (!wait_bell(&control->room, "room"))
+				return false;
+			if (vmloop_ring_wait_space(&tx, 0))
+				counts->in_vain++;
+		}
+		count(&counts->records);
+
+		if (--batch == 0 || n + 1 == options.records) {
+			u64 r = random_of(~n);
+
+			if (vmloop_ring_publish(&tx)) {
+				counts->bells++;
+				ring_bell(&control->records);
+			}
+			batch = r & 3 ? 1 : 1 + (r >> 2 & 31);
+			dawdle(r >> 8);
+		}
 	}
-	return !tx.broken || fail("the producer finds the ring broken");
+	return wait_drained(&tx);
 }
 
 static bool check(u64 n, const struct vmloop_shm_record *record, const void *payload)
@@ -321,7 +396,7 @@ static void let_it_fill(const struct view *view, const struct vmloop_ring_rx *rx
 	}
 }
 
-static bool consume(struct view *view)
+static bool consume_records(struct view *view)
 {
 	u64 pause = options.ring >= LARGE_RING ? options.records / 20 : 0;
 	u64 next_pause = pause;
@@ -332,9 +407,9 @@ static bool consume(struct view *view)
 	u32 batch = 1;
 	u64 n = 0;
 
-	if (vmloop_ring_rx_init(&rx, view->data, options.ring, view->consumer, view->producer))
+	if (vmloop_ring_rx_init(&rx, VMLOOP_RING_RECORDS, view->data, options.ring, options.start,
+				view->consumer, view->producer))
 		return fail("the consumer cannot begin");
-	shared_start_rx(&rx, options.start);
 
 	while (n < options.records) {
 		int result = vmloop_ring_peek(&rx, &record, &payload);
@@ -380,6 +455,91 @@ static bool consume(struct view *view)
 	if (vmloop_ring_ready(&rx) || rx.broken)
 		return fail("there is more than was produced");
 	return true;
+}
+
+static bool consume_bytes(struct view *view)
+{
+	u64 pause = options.ring >= LARGE_RING ? options.records / 20 : 0;
+	struct counts *counts = &control->consumer;
+	struct vmloop_ring_rx rx;
+	u64 next_pause = pause;
+	u32 batch = 1;
+	u64 total = 0;
+	u64 n = 0;
+
+	for (u64 i = 0; i < options.records; i++)
+		total += record_number(i).size;
+	if (vmloop_ring_rx_init(&rx, VMLOOP_RING_BYTES, view->data, options.ring, options.start,
+				view->consumer, view->producer))
+		return fail("the consumer cannot begin");
+
+	while (counts->bytes < total) {
+		u64 r = random_of(~n++ ^ 0x3333);
+		u32 want = 1 + (u32)(r >> 8) % (r & 7 ? 512 : options.ring);
+		const void *at;
+		const u8 *expected;
+		u32 length;
+
+		/*
+		 * No more than what comes; and with what the producer waits for, no
+		 * more than the ring.
+		 */
+		if (want > options.ring / 2)
+			want = options.ring / 2;
+		if (want > total - counts->bytes)
+			want = (u32)(total - counts->bytes);
+		length = vmloop_ring_bytes(&rx, 0, want, &at);
+		if (rx.broken)
+			return fail("the ring is broken at byte %lu", counts->bytes);
+		if (!length) {
+			if (vmloop_ring_consume_publish(&rx)) {
+				counts->bells++;
+				ring_bell(&control->room);
+			}
+			if (!vmloop_ring_wait_bytes(&rx, want))
+				continue;
+			counts->waits++;
+			if (!wait_bell(&control->records, "bytes"))
+				return false;
+			if (vmloop_ring_wait_bytes(&rx, want))
+				counts->in_vain++;
+			continue;
+		}
+		if (length > want)
+			length = want;
+		expected = stream_at(counts->bytes, &length);
+		if (memcmp(at, expected, length) != 0)
+			return fail("the %u bytes from %lu on are wrong", length, counts->bytes);
+		vmloop_ring_take(&rx, length);
+		counts->bytes += length;
+		if (--batch == 0) {
+			if (vmloop_ring_consume_publish(&rx)) {
+				counts->bells++;
+				ring_bell(&control->room);
+			}
+			batch = 1 + (r >> 4 & 15);
+			dawdle(r >> 24);
+			if (pause && n >= next_pause) {
+				next_pause += pause;
+				let_it_fill(view, &rx);
+			}
+		}
+	}
+	counts->records = __atomic_load_n(&control->producer.records, __ATOMIC_RELAXED);
+	vmloop_ring_consume_publish(&rx);
+	if (vmloop_ring_ready(&rx) || rx.broken)
+		return fail("there is more than was produced");
+	return true;
+}
+
+static bool produce(struct view *view)
+{
+	return options.bytes ? produce_bytes(view) : produce_records(view);
+}
+
+static bool consume(struct view *view)
+{
+	return options.bytes ? consume_bytes(view) : consume_records(view);
 }
 
 static struct view common;
@@ -432,7 +592,8 @@ static void usage(void)
 {
 	fprintf(stderr,
 		"usage: stress [--records N] [--ring BYTES] [--start POSITION] [--seed N]\n"
-		"              [--threads] [--bell eventfd|flag] [--large] [--deadline SECONDS]\n");
+		"              [--threads] [--bell eventfd|flag] [--large] [--bytes]\n"
+		"              [--deadline SECONDS]\n");
 	exit(2);
 }
 
@@ -447,6 +608,7 @@ int main(int argc, char **argv)
 		{ "bell", required_argument, NULL, 'b' },
 		{ "deadline", required_argument, NULL, 'd' },
 		{ "large", no_argument, NULL, 'l' },
+		{ "bytes", no_argument, NULL, 'y' },
 		{ }
 	};
 	const struct counts *c;
@@ -480,6 +642,9 @@ int main(int argc, char **argv)
 			break;
 		case 'l':
 			options.large = true;
+			break;
+		case 'y':
+			options.bytes = true;
 			break;
 		case 'd':
 			options.deadline = atof(optarg);
@@ -522,9 +687,10 @@ int main(int argc, char **argv)
 	good = options.threads ? run_threads() : run_processes();
 	c = &control->consumer;
 	p = &control->producer;
-	printf("# %lu of %lu records, %.1f MB, %.1f s; ring %u, %s, bell %s\n",
-	       c->records, options.records, (double)c->bytes / 1e6, now() - began, options.ring,
-	       options.threads ? "threads" : "processes", options.flag ? "flag" : "eventfd");
+	printf("# %lu of %lu %s, %.1f MB, %.1f s; ring %u, %s, bell %s\n", c->records,
+	       options.records, options.bytes ? "pieces" : "records", (double)c->bytes / 1e6,
+	       now() - began, options.ring, options.threads ? "threads" : "processes",
+	       options.flag ? "flag" : "eventfd");
 	printf("# consumer waited %lu times (%lu in vain), producer %lu times (%lu in vain)\n",
 	       c->waits, c->in_vain, p->waits, p->in_vain);
 
@@ -533,7 +699,8 @@ int main(int argc, char **argv)
 		good = fail("too few waits to prove anything");
 	if (good && (c->bells < p->waits || p->bells < c->waits))
 		good = fail("somebody woke without a doorbell");
-	printf("%s 1 - stress ring %u %s %s\n", good ? "ok" : "not ok", options.ring,
-	       options.threads ? "threads" : "processes", options.flag ? "flag" : "eventfd");
+	printf("%s 1 - stress ring %u of %s %s %s\n", good ? "ok" : "not ok", options.ring,
+	       options.bytes ? "bytes" : "records", options.threads ? "threads" : "processes",
+	       options.flag ? "flag" : "eventfd");
 	return good ? 0 : 1;
 }

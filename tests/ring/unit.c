@@ -19,7 +19,19 @@ static struct view adversary;
 static u32 size;	/* of the ring */
 static u32 start;	/* position that everything began at */
 
-static void set_up(u32 ring_size, u32 start_position)
+static int tx_init(enum vmloop_ring_grain grain, u8 *data, u32 ring_size, u32 position)
+{
+	return vmloop_ring_tx_init(&tx, grain, data, ring_size, position, producer.producer,
+				   producer.consumer);
+}
+
+static int rx_init(enum vmloop_ring_grain grain, const u8 *data, u32 ring_size, u32 position)
+{
+	return vmloop_ring_rx_init(&rx, grain, data, ring_size, position, consumer.consumer,
+				   consumer.producer);
+}
+
+static void set_up_as(enum vmloop_ring_grain grain, u32 ring_size, u32 start_position)
 {
 	static bool mapped;
 	int fd = shared_create(ring_size);
@@ -36,13 +48,14 @@ static void set_up(u32 ring_size, u32 start_position)
 	shared_map(&consumer, fd, size, CONSUMER);
 	shared_map(&adversary, fd, size, ADVERSARY);
 	close(fd);
-	CHECK(vmloop_ring_tx_init(&tx, producer.data, size, producer.producer,
-				  producer.consumer) == 0);
-	CHECK(vmloop_ring_rx_init(&rx, consumer.data, size, consumer.consumer,
-				  consumer.producer) == 0);
-	shared_start_tx(&tx, start);
-	shared_start_rx(&rx, start);
+	CHECK(tx_init(grain, producer.data, size, start) == 0);
+	CHECK(rx_init(grain, consumer.data, size, start) == 0);
 	tap_note("ring %u, start %#x", size, start);
+}
+
+static void set_up(u32 ring_size, u32 start_position)
+{
+	set_up_as(VMLOOP_RING_RECORDS, ring_size, start_position);
 }
 
 /* Runs @body for each combination of ring and start. */
@@ -167,10 +180,14 @@ static void test_init_sizes(void)
 	set_up(4096, 0);
 	for (size_t i = 0; i < COUNT(rows); i++) {
 		tap_note("size %u", rows[i].size);
-		CHECK(vmloop_ring_tx_init(&tx, producer.data, rows[i].size, producer.producer,
-					  producer.consumer) == rows[i].result);
-		CHECK(vmloop_ring_rx_init(&rx, consumer.data, rows[i].size, consumer.consumer,
-					  consumer.producer) == rows[i].result);
+		CHECK(tx_init(VMLOOP_RING_RECORDS, producer.data, rows[i].size, 0) ==
+		      rows[i].result);
+		CHECK(rx_init(VMLOOP_RING_RECORDS, consumer.data, rows[i].size, 0) ==
+		      rows[i].result);
+		CHECK(tx_init(VMLOOP_RING_BYTES, producer.data, rows[i].size, 0) ==
+		      rows[i].result);
+		CHECK(rx_init(VMLOOP_RING_BYTES, consumer.data, rows[i].size, 0) ==
+		      rows[i].result);
 	}
 }
 
@@ -180,28 +197,31 @@ static void test_init_alignment(void)
 	for (u32 off = 1; off <= 16; off++) {
 		int result = off == 16 ? 0 : -EINVAL;
 
-		tap_note("data off by %u", off);
-		CHECK(vmloop_ring_tx_init(&tx, producer.data + off, 4096, producer.producer,
-					  producer.consumer) == result);
-		CHECK(vmloop_ring_rx_init(&rx, consumer.data + off, 4096, consumer.consumer,
-					  consumer.producer) == result);
+		tap_note("off by %u", off);
+		CHECK(tx_init(VMLOOP_RING_RECORDS, producer.data + off, 4096, 0) == result);
+		CHECK(rx_init(VMLOOP_RING_RECORDS, consumer.data + off, 4096, 0) == result);
+		CHECK(tx_init(VMLOOP_RING_RECORDS, producer.data, 4096, off) == result);
+		CHECK(rx_init(VMLOOP_RING_RECORDS, consumer.data, 4096, off) == result);
+		CHECK(tx_init(VMLOOP_RING_BYTES, producer.data + off, 4096, off) == 0);
+		CHECK(rx_init(VMLOOP_RING_BYTES, consumer.data + off, 4096, off) == 0);
 	}
 }
 
-/* A ring begins anew whatever was in the lanes, and asks to be woken. */
-static void test_init_lanes(void)
+/*
+ * A ring begins where it is told to, whatever was in the lanes, and asks to be
+ * woken.
+ */
+static void body_init_lanes(void)
 {
-	set_up(4096, 0);
 	memset(adversary.producer, 0xa5, sizeof(*adversary.producer));
 	memset(adversary.consumer, 0x5a, sizeof(*adversary.consumer));
-	CHECK(vmloop_ring_tx_init(&tx, producer.data, size, producer.producer,
-				  producer.consumer) == 0);
-	CHECK(producer.producer->tx_head == 0);
+	CHECK(tx_init(VMLOOP_RING_RECORDS, producer.data, size, start) == 0);
+	CHECK(producer.producer->tx_head == start);
 	CHECK(producer.consumer->rx_tail == 0x5a5a5a5a);
-	CHECK(vmloop_ring_rx_init(&rx, consumer.data, size, consumer.consumer,
-				  consumer.producer) == 0);
-	CHECK(producer.consumer->rx_tail == 0);
+	CHECK(rx_init(VMLOOP_RING_RECORDS, consumer.data, size, start) == 0);
+	CHECK(producer.consumer->rx_tail == start);
 	CHECK(producer.producer->rx_tail == 0xa5a5a5a5);
+	CHECK(vmloop_ring_drained(&tx) && peek() == 0);
 
 	/* The first record rings: a consumer that began is as good as asleep. */
 	CHECK(put(1, 100) == 0);
@@ -213,14 +233,17 @@ static void test_init_lanes(void)
 	/* Nor in a new region, which is zeroed. */
 	memset(adversary.producer, 0, sizeof(*adversary.producer));
 	memset(adversary.consumer, 0, sizeof(*adversary.consumer));
-	CHECK(vmloop_ring_tx_init(&tx, producer.data, size, producer.producer,
-				  producer.consumer) == 0);
-	CHECK(vmloop_ring_rx_init(&rx, consumer.data, size, consumer.consumer,
-				  consumer.producer) == 0);
+	CHECK(tx_init(VMLOOP_RING_RECORDS, producer.data, size, start) == 0);
+	CHECK(rx_init(VMLOOP_RING_RECORDS, consumer.data, size, start) == 0);
 	CHECK(put(1, 100) == 0);
 	CHECK(vmloop_ring_publish(&tx));
 	get(1, 100);
 	CHECK(!vmloop_ring_consume_publish(&rx));
+}
+
+static void test_init_lanes(void)
+{
+	everywhere(body_init_lanes);
 }
 
 static void test_max_record(void)
@@ -1163,10 +1186,479 @@ static void test_directions_apart(void)
 	CHECK(!rx.broken);
 }
 
+/* Bytes ------------------------------------------------------------------ */
+
+/* Runs @body for rings of bytes; they begin anywhere, also between words. */
+static void everywhere_bytes(void (*body)(void))
+{
+	static const u32 sizes[] = { 4096, 16384 };
+
+	for (size_t i = 0; i < COUNT(sizes); i++) {
+		const u32 s = sizes[i];
+		const u32 starts[] = {
+			0, 1, 16, s - 1, s / 2 + 7, (1U << 31) - 3, 0U - 1, 0U - s / 2 + 5,
+			0U - s, 0U - 2 * s - 9,
+		};
+
+		for (size_t n = 0; n < COUNT(starts); n++) {
+			set_up_as(VMLOOP_RING_BYTES, s, starts[n]);
+			body();
+		}
+	}
+}
+
+/* The byte at @position of the stream: each differs from those a ring before. */
+static u8 byte_at(u32 position)
+{
+	return pattern(position / 251, position % 251);
+}
+
+/* Writes up to @bytes of the stream, in as many pieces as it takes. */
+static u32 write_bytes(u32 bytes)
+{
+	u32 written = 0;
+
+	while (written < bytes) {
+		void *where = NULL;
+		u32 n = vmloop_ring_space(&tx, bytes - written, &where);
+		u8 *at = where;
+
+		if (!n)
+			break;
+		CHECK(at == producer.data + (tx.head & (size - 1)));
+		CHECK(at + n <= producer.data + size);
+		if (n > bytes - written)
+			n = bytes - written;
+		for (u32 i = 0; i < n; i++)
+			at[i] = byte_at(tx.head + i);
+		vmloop_ring_add(&tx, n);
+		written += n;
+	}
+	return written;
+}
+
+/* Looks at up to @bytes from @skip on, and checks them; how many there are. */
+static u32 look_bytes(u32 skip, u32 bytes)
+{
+	u32 seen = 0;
+
+	while (seen < bytes) {
+		const void *where = NULL;
+		u32 n = vmloop_ring_bytes(&rx, skip + seen, bytes - seen, &where);
+		const u8 *at = where;
+
+		if (!n)
+			break;
+		CHECK(at == consumer.data + ((rx.tail + skip + seen) & (size - 1)));
+		CHECK(at + n <= consumer.data + size);
+		if (n > bytes - seen)
+			n = bytes - seen;
+		for (u32 i = 0; i < n; i++)
+			CHECK(at[i] == byte_at(rx.tail + skip + seen + i));
+		seen += n;
+	}
+	return seen;
+}
+
+static u32 read_bytes(u32 bytes)
+{
+	u32 seen = look_bytes(0, bytes);
+
+	vmloop_ring_take(&rx, seen);
+	return seen;
+}
+
+/* Pieces of all sizes, written and read in different ones, over many laps. */
+static void body_bytes_order(void)
+{
+	u32 produced = 0;
+	u32 consumed = 0;
+	u32 n = 1;
+
+	while (produced < 5 * size) {
+		n = n * 1664525 + 1013904223;
+		produced += write_bytes(n >> 20);
+		vmloop_ring_publish(&tx);
+		n = n * 1664525 + 1013904223;
+		consumed += read_bytes(n >> 20);
+		CHECK(tx.head - start == produced && rx.tail - start == consumed);
+		vmloop_ring_consume_publish(&rx);
+	}
+	consumed += read_bytes(size);
+	CHECK(consumed == produced);
+	CHECK(look_bytes(0, 1) == 0);
+	CHECK(!tx.broken && !rx.broken);
+}
+
+static void test_bytes_order(void)
+{
+	everywhere_bytes(body_bytes_order);
+}
+
+static void body_bytes_full(void)
+{
+	/* To the last byte, and not one more. */
+	CHECK(write_bytes(size + 1) == size);
+	CHECK(look_bytes(0, 1) == 0);
+	CHECK(!vmloop_ring_drained(&tx));
+	vmloop_ring_publish(&tx);
+	CHECK(look_bytes(0, size + 1) == size);
+
+	/* Taken is not given back. */
+	vmloop_ring_take(&rx, 1);
+	CHECK(write_bytes(1) == 0);
+	vmloop_ring_consume_publish(&rx);
+	CHECK(write_bytes(2) == 1);
+	vmloop_ring_publish(&tx);
+	CHECK(read_bytes(size) == size);
+	vmloop_ring_consume_publish(&rx);
+	CHECK(vmloop_ring_drained(&tx));
+	CHECK(!tx.broken && !rx.broken);
+}
+
+static void test_bytes_full(void)
+{
+	everywhere_bytes(body_bytes_full);
+}
+
+/* Neither end asks the other for its position while it has what it wants. */
+static void body_bytes_lazy(void)
+{
+	const void *from;
+	void *to;
+
+	CHECK(write_bytes(100) == 100);
+	vmloop_ring_publish(&tx);
+	CHECK(read_bytes(10) == 10);
+	vmloop_ring_consume_publish(&rx);
+	CHECK(write_bytes(50) == 50);
+	vmloop_ring_publish(&tx);
+
+	CHECK(rx.head - start == 100 && tx.tail == start);
+	vmloop_ring_bytes(&rx, 0, 90, &from);
+	vmloop_ring_bytes(&rx, 40, 50, &from);
+	vmloop_ring_space(&tx, size - 150, &to);
+	CHECK(rx.head - start == 100 && tx.tail == start);
+	vmloop_ring_bytes(&rx, 41, 50, &from);
+	vmloop_ring_space(&tx, size - 149, &to);
+	CHECK(rx.head - start == 150 && tx.tail - start == 10);
+
+	/* All that anybody can want, and more. */
+	CHECK(look_bytes(0, 140) == 140);
+	CHECK(vmloop_ring_bytes(&rx, 1, 0xffffffff, &from) > 0);
+	CHECK(write_bytes(10) == 10);
+	vmloop_ring_publish(&tx);
+	CHECK(vmloop_ring_bytes(&rx, 1, 0xffffffff, &from) > 0);
+	CHECK(rx.head - start == 160);
+	CHECK(vmloop_ring_space(&tx, 0xffffffff, &to) > 0);
+	/* Behind the last byte there is none. */
+	CHECK(vmloop_ring_bytes(&rx, 150, 1, &from) == 0);
+	CHECK(vmloop_ring_bytes(&rx, size, 1, &from) == 0);
+	CHECK(!rx.broken && !tx.broken);
+}
+
+static void test_bytes_lazy(void)
+{
+	everywhere_bytes(body_bytes_lazy);
+}
+
+/* Each byte is one more than none, for the doorbells as well. */
+static void body_bytes_bell(void)
+{
+	static const u32 moves[] = { 1, 2, 15, 100 };
+
+	for (size_t m = 0; m < COUNT(moves); m++) {
+		for (int w = -3; w < (int)moves[m] + 3; w++) {
+			u32 old = tx.head;
+			u32 wake = old + (u32)w;
+
+			CHECK(write_bytes(moves[m]) == moves[m]);
+			tap_note("from %#x to %#x, wake %#x", old, tx.head, wake);
+			adversary.consumer->rx_wake = wake;
+			CHECK(vmloop_ring_publish(&tx) == passes(wake, tx.head, old));
+			CHECK(read_bytes(moves[m]) == moves[m]);
+			adversary.producer->tx_wake = wake;
+			CHECK(vmloop_ring_consume_publish(&rx) == passes(wake, rx.tail, old));
+		}
+	}
+}
+
+static void test_bytes_bell(void)
+{
+	everywhere_bytes(body_bytes_bell);
+}
+
+/* Asked for so many, the bell rings at exactly that byte. */
+static void body_bytes_wait(void)
+{
+	static const u32 counts[] = { 1, 2, 3, 17, 64 };
+
+	for (size_t i = 0; i < COUNT(counts); i++) {
+		u32 wanted = counts[i];
+
+		tap_note("ring %u, start %#x, waiting for %u bytes", size, start, wanted);
+		CHECK(vmloop_ring_wait_bytes(&rx, wanted));
+		for (u32 n = 1; n <= wanted; n++) {
+			CHECK(write_bytes(1) == 1);
+			CHECK(vmloop_ring_publish(&tx) == (n == wanted));
+			CHECK(vmloop_ring_wait_bytes(&rx, wanted) == (n < wanted));
+			/* What is there is no reason not to wait for more. */
+			CHECK(vmloop_ring_wait_bytes(&rx, n + 1));
+			vmloop_ring_wait_bytes(&rx, wanted);
+		}
+		CHECK(!vmloop_ring_sleep(&rx));
+		CHECK(read_bytes(wanted) == wanted);
+		vmloop_ring_consume_publish(&rx);
+		CHECK(vmloop_ring_sleep(&rx));
+		CHECK(write_bytes(1) == 1);
+		CHECK(vmloop_ring_publish(&tx));
+		CHECK(read_bytes(1) == 1);
+		vmloop_ring_consume_publish(&rx);
+		/* Who watches is not rung for. */
+		CHECK(vmloop_ring_sleep(&rx));
+		vmloop_ring_watch(&rx);
+		CHECK(!vmloop_ring_moved(&rx));
+		CHECK(write_bytes(40) == 40);
+		CHECK(!vmloop_ring_publish(&tx));
+		CHECK(vmloop_ring_moved(&rx));
+		CHECK(read_bytes(40) == 40);
+		vmloop_ring_consume_publish(&rx);
+	}
+}
+
+static void test_bytes_wait(void)
+{
+	everywhere_bytes(body_bytes_wait);
+}
+
+/* A full ring that is read byte by byte: one bell, not too early, never too late. */
+static void body_bytes_wait_space(void)
+{
+	const u32 counts[] = { 0, 1, size / 4 - 1, size / 4, size / 4 + 1, size / 2 + 3,
+			       size - 1, size, size + 1, 0xffffffff };
+
+	for (size_t i = 0; i < COUNT(counts); i++) {
+		u32 want = counts[i] < size / 4 ? size / 4 : counts[i] > size ? size : counts[i];
+		u32 bells = 0;
+
+		tap_note("ring %u, start %#x, waiting for room for %u", size, start, counts[i]);
+		CHECK(!vmloop_ring_wait_space(&tx, counts[i]));
+		CHECK(write_bytes(size) == size);
+		vmloop_ring_publish(&tx);
+		CHECK(vmloop_ring_wait_space(&tx, counts[i]));
+		for (u32 n = 1; n <= size; n++) {
+			vmloop_ring_take(&rx, look_bytes(0, 1));
+			if (vmloop_ring_consume_publish(&rx)) {
+				bells++;
+				CHECK(n == want);
+				CHECK(!vmloop_ring_wait_space(&tx, counts[i]));
+			}
+		}
+		CHECK(bells == 1);
+		CHECK(vmloop_ring_drained(&tx));
+	}
+}
+
+static void test_bytes_wait_space(void)
+{
+	everywhere_bytes(body_bytes_wait_space);
+}
+
+/* What is counted as unread is what is there to take back, byte for byte. */
+static void check_unread(u32 unread)
+{
+	u32 seen = 0;
+
+	for (;;) {
+		const void *where = NULL;
+		u32 n = vmloop_ring_unread(&tx, seen, &where);
+		const u8 *at = where;
+
+		if (!n)
+			break;
+		CHECK(at >= producer.data && at + n <= producer.data + size);
+		for (u32 i = 0; i < n; i++)
+			CHECK(at[i] == byte_at(tx.head - unread + seen + i));
+		seen += n;
+	}
+	CHECK(seen == unread);
+	CHECK(vmloop_ring_unread(&tx, unread + 1, &(const void *){ NULL }) == 0);
+}
+
+static void body_bytes_account(void)
+{
+	u32 unread = 0;
+
+	CHECK(vmloop_ring_account(&tx) == 0);
+	check_unread(0);
+	for (u32 n = 1; n < 200; n += 7) {
+		CHECK(write_bytes(size) == size - unread);
+		if (n & 1)
+			vmloop_ring_publish(&tx);
+		/* Not yet published, and not yet given back: unread. */
+		CHECK(vmloop_ring_account(&tx) == size);
+		check_unread(size);
+		vmloop_ring_publish(&tx);
+		CHECK(read_bytes(n) == n);
+		CHECK(vmloop_ring_account(&tx) == size);
+		vmloop_ring_consume_publish(&rx);
+		unread = size - n;
+		/* What was last seen holds until the account is asked for. */
+		check_unread(size);
+		CHECK(vmloop_ring_account(&tx) == unread);
+		check_unread(unread);
+	}
+	/* A lie counts for nothing: up to where it was believed. */
+	adversary.consumer->rx_tail = tx.head + 1;
+	CHECK(vmloop_ring_account(&tx) == unread);
+	CHECK(tx.broken == VMLOOP_RING_TAIL);
+	check_unread(unread);
+	adversary.consumer->rx_tail = tx.head;
+	CHECK(vmloop_ring_account(&tx) == unread);
+}
+
+static void test_bytes_account(void)
+{
+	everywhere_bytes(body_bytes_account);
+}
+
+/* Records are counted as well, with their headers and padding. */
+static void body_records_account(void)
+{
+	CHECK(vmloop_ring_account(&tx) == 0);
+	CHECK(put(1, 40) == 0);
+	CHECK(put(2, 8) == 0);
+	CHECK(vmloop_ring_account(&tx) == tx.head - start);
+	vmloop_ring_publish(&tx);
+	get(1, 40);
+	vmloop_ring_consume_publish(&rx);
+	CHECK(vmloop_ring_account(&tx) == tx.head - rx.tail);
+	get(2, 8);
+	vmloop_ring_consume_publish(&rx);
+	CHECK(vmloop_ring_account(&tx) == 0);
+}
+
+static void test_records_account(void)
+{
+	everywhere(body_records_account);
+}
+
+/* The next generation of a lane begins where the last one ended. */
+static void body_bytes_again(void)
+{
+	u32 end;
+
+	CHECK(write_bytes(1234) == 1234);
+	vmloop_ring_publish(&tx);
+	CHECK(read_bytes(1000) == 1000);
+	vmloop_ring_consume_publish(&rx);
+	CHECK(vmloop_ring_account(&tx) == 234);
+	end = tx.head;
+
+	CHECK(tx_init(VMLOOP_RING_BYTES, producer.data, size, end) == 0);
+	CHECK(rx_init(VMLOOP_RING_BYTES, consumer.data, size, end) == 0);
+	CHECK(vmloop_ring_account(&tx) == 0 && look_bytes(0, 1) == 0);
+	/* What the last one read is a position before the first of this one. */
+	adversary.consumer->rx_tail = end - 234;
+	CHECK(vmloop_ring_account(&tx) == 0);
+	CHECK(write_bytes(10) == 10);
+	vmloop_ring_publish(&tx);
+	vmloop_ring_account(&tx);
+	CHECK(tx.broken == VMLOOP_RING_TAIL);
+}
+
+static void test_bytes_again(void)
+{
+	everywhere_bytes(body_bytes_again);
+}
+
+/* Positions that cannot be, though any of them may be odd. @unread: 3 are. */
+static const struct {
+	int offset;	/* from what is published */
+	bool broken;
+} byte_tails[] = {
+	{ 0, false }, { -1, false }, { -2, false }, { -3, false }, { -4, true }, { 1, true },
+	{ 4096, true }, { -4096, true }, { -0x7fffffff - 1, true },
+};
+
+static void body_bytes_bad_tail(void)
+{
+	for (size_t i = 0; i < COUNT(byte_tails); i++) {
+		void *at = NULL;
+
+		set_up_as(VMLOOP_RING_BYTES, size, start);
+		tap_note("start %#x, tail off by %d", start, byte_tails[i].offset);
+		CHECK(write_bytes(3) == 3);
+		vmloop_ring_publish(&tx);
+		CHECK(write_bytes(2) == 2);
+		adversary.consumer->rx_tail = tx.published + (u32)byte_tails[i].offset;
+		vmloop_ring_account(&tx);
+		CHECK(tx.broken == (byte_tails[i].broken ? VMLOOP_RING_TAIL : VMLOOP_RING_GOOD));
+		if (!tx.broken)
+			continue;
+		adversary.consumer->rx_tail = start;
+		CHECK(vmloop_ring_space(&tx, 1, &at) == 0 && !at);
+		CHECK(!vmloop_ring_wait_space(&tx, 1));
+		CHECK(!vmloop_ring_publish(&tx));
+	}
+}
+
+static void test_bytes_bad_tail(void)
+{
+	everywhere_bytes(body_bytes_bad_tail);
+}
+
+/* From the last head that was believed; 10 bytes of it are still unread. */
+static const struct {
+	int offset;
+	bool broken;
+} byte_heads[] = {
+	{ 0, false }, { 1, false }, { 4086, false }, { 4087, true }, { -1, true }, { -10, true },
+	{ -11, true }, { 4096, true }, { -0x7fffffff - 1, true },
+};
+
+static void body_bytes_bad_head(void)
+{
+	if (size != 4096)
+		return;
+	for (size_t i = 0; i < COUNT(byte_heads); i++) {
+		const void *at = NULL;
+		u32 head;
+
+		set_up_as(VMLOOP_RING_BYTES, size, start);
+		tap_note("start %#x, head off by %d", start, byte_heads[i].offset);
+		CHECK(write_bytes(30) == 30);
+		vmloop_ring_publish(&tx);
+		CHECK(read_bytes(20) == 20);
+		vmloop_ring_consume_publish(&rx);
+		head = rx.head;
+		adversary.producer->tx_head = head + (u32)byte_heads[i].offset;
+		/* Not looked at while there is what is wanted. */
+		CHECK(vmloop_ring_bytes(&rx, 0, 10, &at) > 0 && rx.head == head);
+		at = NULL;
+		vmloop_ring_bytes(&rx, 0, 11, &at);
+		CHECK(rx.broken == (byte_heads[i].broken ? VMLOOP_RING_HEAD : VMLOOP_RING_GOOD));
+		if (!rx.broken)
+			continue;
+		CHECK(!at);
+		adversary.producer->tx_head = head;
+		CHECK(vmloop_ring_bytes(&rx, 0, 1, &at) == 0 && !at);
+		CHECK(!vmloop_ring_wait_bytes(&rx, 20));
+		CHECK(vmloop_ring_ready(&rx));
+		rx.tail++;
+		CHECK(!vmloop_ring_consume_publish(&rx));
+	}
+}
+
+static void test_bytes_bad_head(void)
+{
+	everywhere_bytes(body_bytes_bad_head);
+}
+
 static const struct tap_test tests[] = {
 	{ "init: sizes", test_init_sizes },
-	{ "init: alignment of data", test_init_alignment },
-	{ "init: lanes begin anew", test_init_lanes },
+	{ "init: alignment", test_init_alignment },
+	{ "init: lanes begin where they are told to", test_init_lanes },
 	{ "record: largest", test_max_record },
 	{ "record: every size, every offset", test_every_size },
 	{ "record: layout", test_layout_of_record },
@@ -1195,6 +1687,17 @@ static const struct tap_test tests[] = {
 	{ "hostile: padding alone", test_pad_alone },
 	{ "hostile: a record becomes padding", test_record_becomes_pad },
 	{ "hostile: directions apart", test_directions_apart },
+	{ "account: records", test_records_account },
+	{ "bytes: order and content", test_bytes_order },
+	{ "bytes: full to the last byte", test_bytes_full },
+	{ "bytes: no look at the other side without need", test_bytes_lazy },
+	{ "bytes: bell arithmetic against counting", test_bytes_bell },
+	{ "bytes: wait for so many", test_bytes_wait },
+	{ "bytes: wait for space", test_bytes_wait_space },
+	{ "bytes: account to the byte", test_bytes_account },
+	{ "bytes: begin where the last ended", test_bytes_again },
+	{ "bytes: hostile tail", test_bytes_bad_tail },
+	{ "bytes: hostile head", test_bytes_bad_head },
 };
 
 int main(int argc, char **argv)

@@ -7,15 +7,20 @@
 
 use std::ffi::c_void;
 
-use crate::shm::Lane;
+use crate::shm::{self, Lane};
 
 const EAGAIN: i32 = -11;
+
+/// `VMLOOP_RING_RECORDS`
+const RECORDS: u32 = shm::VMLOOP_RECORD_ALIGN;
 
 /// `struct vmloop_ring_tx`
 #[repr(C)]
 struct RawTx {
     data: *mut u8,
     size: u32,
+    /// `enum vmloop_ring_grain`
+    grain: u32,
     head: u32,
     reserved: u32,
     published: u32,
@@ -31,6 +36,8 @@ struct RawTx {
 struct RawRx {
     data: *const u8,
     size: u32,
+    /// `enum vmloop_ring_grain`
+    grain: u32,
     tail: u32,
     taken: u32,
     published: u32,
@@ -53,15 +60,19 @@ struct RawRecord {
 unsafe extern "C" {
     fn vmloop_ring_tx_init(
         tx: *mut RawTx,
+        grain: u32,
         data: *mut c_void,
         size: u32,
+        start: u32,
         ours: *mut Lane,
         theirs: *const Lane,
     ) -> i32;
     fn vmloop_ring_rx_init(
         rx: *mut RawRx,
+        grain: u32,
         data: *const c_void,
         size: u32,
+        start: u32,
         ours: *mut Lane,
         theirs: *const Lane,
     ) -> i32;
@@ -124,6 +135,7 @@ impl Tx {
         let mut raw = RawTx {
             data: std::ptr::null_mut(),
             size: 0,
+            grain: 0,
             head: 0,
             reserved: 0,
             published: 0,
@@ -133,7 +145,8 @@ impl Tx {
             broken: 0,
         };
         // SAFETY: the caller's promise is what the function asks for.
-        match unsafe { vmloop_ring_tx_init(&mut raw, data.cast(), size, ours, theirs) } {
+        match unsafe { vmloop_ring_tx_init(&mut raw, RECORDS, data.cast(), size, 0, ours, theirs) }
+        {
             0 => Ok(Self(raw)),
             _ => Err(Broken),
         }
@@ -187,6 +200,7 @@ impl Rx {
         let mut raw = RawRx {
             data: std::ptr::null(),
             size: 0,
+            grain: 0,
             tail: 0,
             taken: 0,
             published: 0,
@@ -196,7 +210,8 @@ impl Rx {
             broken: 0,
         };
         // SAFETY: the caller's promise is what the function asks for.
-        match unsafe { vmloop_ring_rx_init(&mut raw, data.cast(), size, ours, theirs) } {
+        match unsafe { vmloop_ring_rx_init(&mut raw, RECORDS, data.cast(), size, 0, ours, theirs) }
+        {
             0 => Ok(Self(raw)),
             _ => Err(Broken),
         }
@@ -247,8 +262,11 @@ mod tests {
     unsafe extern "C" {
         fn vmloop_shim_tx_size() -> usize;
         fn vmloop_shim_rx_size() -> usize;
+        fn vmloop_shim_tx_head() -> usize;
+        fn vmloop_shim_rx_tail() -> usize;
         fn vmloop_shim_tx_broken() -> usize;
         fn vmloop_shim_rx_broken() -> usize;
+        fn vmloop_shim_records() -> u32;
     }
 
     #[test]
@@ -258,6 +276,8 @@ mod tests {
             [
                 vmloop_shim_tx_size(),
                 vmloop_shim_rx_size(),
+                vmloop_shim_tx_head(),
+                vmloop_shim_rx_tail(),
                 vmloop_shim_tx_broken(),
                 vmloop_shim_rx_broken(),
             ]
@@ -265,9 +285,13 @@ mod tests {
         let rust = [
             size_of::<RawTx>(),
             size_of::<RawRx>(),
+            offset_of!(RawTx, head),
+            offset_of!(RawRx, tail),
             offset_of!(RawTx, broken),
             offset_of!(RawRx, broken),
         ];
         assert_eq!(c, rust);
+        // SAFETY: as above.
+        assert_eq!(unsafe { vmloop_shim_records() }, RECORDS);
     }
 }

@@ -14,6 +14,16 @@ size_t vmloop_shim_rx_size(void)
 	return sizeof(struct vmloop_ring_rx);
 }
 
+size_t vmloop_shim_tx_head(void)
+{
+	return offsetof(struct vmloop_ring_tx, head);
+}
+
+size_t vmloop_shim_rx_tail(void)
+{
+	return offsetof(struct vmloop_ring_rx, tail);
+}
+
 size_t vmloop_shim_tx_broken(void)
 {
 	return offsetof(struct vmloop_ring_tx, broken);
@@ -22,4 +32,9 @@ size_t vmloop_shim_tx_broken(void)
 size_t vmloop_shim_rx_broken(void)
 {
 	return offsetof(struct vmloop_ring_rx, broken);
+}
+
+u32 vmloop_shim_records(void)
+{
+	return VMLOOP_RING_RECORDS;
 }
