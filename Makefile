@@ -104,11 +104,15 @@ demo-migration: known-host modules host ## A guest moves between two hosts
 bench-ring: deps ## The ring between two cores, against memcpy
 	@$(MAKE) -s -C bench/ring run
 
+.PHONY: bench-lanes
+bench-lanes: deps ## What finding the lane that has news costs, by the number of lanes
+	@$(MAKE) -s -C bench/lanes run
+
 ##@ Clean
 
 .PHONY: clean
 clean: ## Remove what was built
-	rm -rf out/build out/modules out/bin out/ring out/test out/deb out/dkms
+	rm -rf out/build out/modules out/bin out/ring out/lanes out/test out/deb out/dkms
 	rm -rf host/target
 
 .PHONY: distclean

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0
-"""The layout of include/vmloop_shm.h, as the C compiler sees it.
+"""The layout of include/vmloop_shm.h and include/vmloop_lanes.h, as the C compiler sees it.
 
     tests/layout/layout.py             print it
-    tests/layout/layout.py --update    write it to include/layout.golden
+    tests/layout/layout.py --update    write it to include/layout.golden and include/lanes.golden
 
 A line for each structure, member and constant, in the header's order:
 
@@ -25,6 +25,8 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[2]
 HEADER = TOP / "include/vmloop_shm.h"
 GOLDEN = TOP / "include/layout.golden"
+LANES = TOP / "include/vmloop_lanes.h"
+GOLDEN_OF = {HEADER: GOLDEN, LANES: TOP / "include/lanes.golden"}
 
 
 class LayoutError(Exception):
@@ -58,9 +60,12 @@ def questions(header: str) -> list[str]:
 
 
 def constants_known_to_preprocessor(header: Path) -> set[str]:
-    """Names of all macros with a value that the header defines."""
+    """Names of all macros with a value that the header defines, without those of headers that it includes."""
     listed = subprocess.run(["gcc", "-E", "-dM", header], capture_output=True, text=True, check=True)
-    return set(re.findall(r"^#define (VMLOOP_\w+) \S", listed.stdout, re.MULTILINE))
+    known = set(re.findall(r"^#define (VMLOOP_\w+) \S", listed.stdout, re.MULTILINE))
+    for included in re.findall(r'^#include "(\w+\.h)"', header.read_text(), re.MULTILINE):
+        known -= constants_known_to_preprocessor(header.parent / included)
+    return known
 
 
 def compiled_layout(header: Path) -> list[str]:
@@ -104,11 +109,12 @@ def check_no_holes(lines: list[str]) -> None:
 
 def main() -> int:
     """Print the layout, or make it the golden one."""
-    lines = compiled_layout(HEADER)
-    if "--update" in sys.argv[1:]:
-        GOLDEN.write_text("\n".join(lines) + "\n")
-    else:
-        print("\n".join(lines))
+    for header, golden in GOLDEN_OF.items():
+        lines = compiled_layout(header)
+        if "--update" in sys.argv[1:]:
+            golden.write_text("\n".join(lines) + "\n")
+        else:
+            print("\n".join(lines))
     return 0
 
 

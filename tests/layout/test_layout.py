@@ -11,13 +11,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.layout.layout import GOLDEN, HEADER, TOP, LayoutError, check_no_holes, compiled_layout
+from tests.layout.layout import GOLDEN_OF, HEADER, LANES, TOP, LayoutError, check_no_holes, compiled_layout
 
 PROTOCOL = TOP / "docs/protocol.md"
 RUST = "cargo run -q -p vmloop-abi --bin layout"
 
 # Those whose offsets the protocol's text must give, every one of them.
-DESCRIBED = {"vmloop_shm_header", "vmloop_shm_side", "vmloop_shm_lane"}
+DESCRIBED = {"vmloop_shm_header", "vmloop_shm_side", "vmloop_shm_lane", "vmloop_shm_entry", "vmloop_shm_news"}
 
 
 def difference(ours: list[str], theirs: list[str], ours_name: str, theirs_name: str) -> str:
@@ -25,8 +25,12 @@ def difference(ours: list[str], theirs: list[str], ours_name: str, theirs_name: 
     return "\n".join(difflib.unified_diff(ours, theirs, ours_name, theirs_name, lineterm="", n=1))
 
 
-def golden() -> list[str]:
-    return GOLDEN.read_text().splitlines()
+def golden(header: Path = HEADER) -> list[str]:
+    return GOLDEN_OF[header].read_text().splitlines()
+
+
+def all_golden() -> list[str]:
+    return [line for header in GOLDEN_OF for line in golden(header)]
 
 
 def facts_of_text(text: str) -> list[str]:
@@ -58,8 +62,9 @@ def wrong_in_text(text: str, layout: list[str]) -> list[str]:
     return wrong
 
 
-def test_c_is_golden() -> None:
-    differs = difference(golden(), compiled_layout(HEADER), "include/layout.golden", "the C compiler")
+@pytest.mark.parametrize("header", GOLDEN_OF, ids=lambda header: header.stem)
+def test_c_is_golden(header: Path) -> None:
+    differs = difference(golden(header), compiled_layout(header), GOLDEN_OF[header].name, "the C compiler")
     assert not differs, (
         "The layout of shared memory changed. If that is meant, run tests/layout/layout.py --update, think of "
         f"VMLOOP_SHM_MAJOR and MINOR, and change docs/protocol.md and the Rust mirror with it.\n{differs}"
@@ -75,14 +80,14 @@ def test_rust_is_golden() -> None:
 
 
 def test_protocol_text() -> None:
-    wrong = wrong_in_text(PROTOCOL.read_text(), golden())
+    wrong = wrong_in_text(PROTOCOL.read_text(), all_golden())
     assert not wrong, "\n".join(wrong)
 
 
 def test_clang_agrees() -> None:
     """A second compiler, for a machine whose longs are 32 bits wide."""
     asserts = []
-    for line in golden():
+    for line in all_golden():
         kind, name, *numbers = line.split()
         if kind == "struct":
             asserts.append(f'_Static_assert(sizeof(struct {name}) == {numbers[0]}, "{name}");')
@@ -97,7 +102,8 @@ def test_clang_agrees() -> None:
         for sign, kind in (("u", f"unsigned {base}"), ("s", f"signed {base}"))
     )
     header = HEADER.read_text().replace("#include <linux/types.h>", types)
-    program = header + "\n".join(asserts) + "\n"
+    lanes = LANES.read_text().replace('#include "vmloop_shm.h"', "")
+    program = header + lanes + "\n".join(asserts) + "\n"
     for target in ("i386-linux-gnu", "armv7-linux-gnueabihf", "x86_64-linux-gnu"):
         done = subprocess.run(
             ["clang", f"--target={target}", "-fsyntax-only", "-x", "c", "-"],
@@ -173,4 +179,4 @@ def test_a_hole_at_the_end_is_refused() -> None:
 def test_a_wrong_text_is_noticed(old: str, new: str, says: str) -> None:
     text = " ".join(PROTOCOL.read_text().split())
     assert text.count(old) == 1, old
-    assert any(says in line for line in wrong_in_text(text.replace(old, new), golden()))
+    assert any(says in line for line in wrong_in_text(text.replace(old, new), all_golden()))

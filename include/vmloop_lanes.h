@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/*
+ * vmloop_lanes.h - the lane table of channel memory, version 2, which nobody
+ * speaks yet: docs/protocol.md, section 9, is the normative text. What
+ * vmloop_shm.h says of version 1 stays true: control regions keep that version.
+ *
+ * Each side has a table of struct vmloop_shm_entry, one for each lane, and one
+ * struct vmloop_shm_news. include/lanes.golden pins every size and offset found
+ * here.
+ *
+ * Plain C, as vmloop_shm.h.
+ */
+#ifndef VMLOOP_LANES_H
+#define VMLOOP_LANES_H
+
+#include "vmloop_shm.h"
+
+#define VMLOOP_LANES_MAX	4096	/* entries of one side's table */
+
+/*
+ * vmloop_shm_entry.life: generation << VMLOOP_LIFE_BITS | step. It only moves
+ * forward, modulo 2^32; FREE of a generation comes after CLOSED or REFUSED of the
+ * one before. kernel/core/life.h has the rules.
+ */
+#define VMLOOP_LIFE_BITS	3
+#define VMLOOP_LIFE_FREE	0	/* this side is done with the one before */
+#define VMLOOP_LIFE_OPEN	1	/* this side has opened it; so must the other */
+#define VMLOOP_LIFE_CLOSING	2	/* produces nothing more, still consumes */
+#define VMLOOP_LIFE_CLOSED	3	/* neither; its positions are final */
+#define VMLOOP_LIFE_REFUSED	4	/* does not open what the other has opened */
+
+/* vmloop_shm_entry.reason; from VMLOOP_REASON_PATH on the meaning is the path's */
+#define VMLOOP_REASON_NONE	0
+#define VMLOOP_REASON_KIND	1	/* nobody here serves that kind of lane */
+#define VMLOOP_REASON_POLICY	2	/* the host's policy has none for the pair */
+#define VMLOOP_REASON_ROOM	3	/* no room for a ring, or for another lane */
+#define VMLOOP_REASON_RING	4	/* the ring cannot be that one */
+#define VMLOOP_REASON_PATH	256
+
+/**
+ * struct vmloop_shm_entry - one lane, as one side sees it
+ * @lane: kind, ring and positions, as in version 1
+ * @life: VMLOOP_LIFE_*, and the lane's generation
+ * @reason: with REFUSED and CLOSED: why
+ * @bell: which of this side's doorbells is to be rung for this lane
+ * @reserved: zero
+ * @path: the path's own, written before @life becomes OPEN
+ *
+ * Of @lane only the positions and the wakes change while a generation is open.
+ */
+struct vmloop_shm_entry {
+	struct vmloop_shm_lane lane;
+	__u32 life;
+	__u32 reason;
+	__u32 bell;
+	__u8 reserved[52];
+	__u8 path[64];
+};
+
+/* A word of news has a bit for each of so many lanes, or words. */
+#define VMLOOP_NEWS_BITS	64
+
+/**
+ * struct vmloop_shm_news - which lanes have something to look at
+ * @groups: told by this side: a bit for each word of @lanes
+ * @groups_taken: @groups of the other side, as this side has last taken it
+ * @lanes: told by this side: a bit for each lane
+ * @lanes_taken: @lanes of the other side, as this side has last taken it
+ *
+ * A bit that differs from the other side's copy of it is news. Hints, all of it:
+ * kernel/core/news.h.
+ */
+struct vmloop_shm_news {
+	__u64 groups;
+	__u8 pad0[56];
+	__u64 groups_taken;
+	__u8 pad1[56];
+	__u64 lanes[VMLOOP_NEWS_BITS];
+	__u64 lanes_taken[VMLOOP_NEWS_BITS];
+};
+
+#endif /* VMLOOP_LANES_H */
