@@ -167,7 +167,67 @@ NEWS = [
     Mutant("barrier E of lanes", FULL + E_OF_LANES, NONE + E_OF_LANES, "threads"),
 ]
 
-FILES = {"life": LIFE, "news": NEWS}
+ALONE = "if (left == order && right == order)\n"
+DESCEND = "if (left <= order || (right > order && right < left))"
+
+AREA = [
+    Mutant("init: none", "if (!pages || pages", "if (pages"),
+    Mutant("init: too many", " || pages > VMLOOP_AREA_MAX)", ")"),
+    Mutant("init: not the largest", "pages > VMLOOP_AREA_MAX", "pages >= VMLOOP_AREA_MAX"),
+    Mutant("init: pages that there are not", "= n < pages;", "= 1;"),
+    Mutant("init: a page more", "= n < pages;", "= n <= pages;"),
+    Mutant("init: half of each level", "n < 2U << (order - level)", "n < 3U << (order - level) >> 1"),
+    Mutant("nodes: too few", "return 2U << order_of(pages);", "return 1U << order_of(pages);"),
+    Mutant("order: rounded down", "while (1U << order < pages)", "while (2U << order <= pages)"),
+    Mutant("take: any size", "if (size < VMLOOP_SHM_PAGE || !is_power_of_2(size))", "if (size < VMLOOP_SHM_PAGE)"),
+    Mutant("take: less than a page", "if (size < VMLOOP_SHM_PAGE || !", "if (!"),
+    Mutant("take: whatever is aside", "\tif (area->aside > area->aside_most)\n\t\treturn -EBUSY;\n", ""),
+    Mutant(
+        "take: not when all is aside that may be", "area->aside > area->aside_most", "area->aside >= area->aside_most"
+    ),
+    Mutant("take: more than there is", "if (largest(area, 1) <= order)", "if (largest(area, 1) < order)"),
+    Mutant("take: not the last", "if (largest(area, 1) <= order)", "if (largest(area, 1) <= order + 1)"),
+    Mutant("take: leftmost", DESCEND, "if (left <= order)"),
+    Mutant("take: rightmost", DESCEND, "if (right > order)"),
+    Mutant("take: from the largest", "right < left))", "right > left))"),
+    Mutant("take: too small a left", "if (left <= order || ", "if (left < order || "),
+    Mutant("take: too small a right", "right > order &&", "right >= order &&"),
+    Mutant("take: not marked", "\tarea->node[node] = TAKEN;\n", ""),
+    Mutant("take: not told above", "* VMLOOP_SHM_PAGE;\n\tupdate_above(area, node, order);\n", "* VMLOOP_SHM_PAGE;\n"),
+    Mutant(
+        "take: another place", "((node << order) - (1U << area->order))", "((node << order) % (1U << area->order) / 2)"
+    ),
+    Mutant("largest: what was taken is free", "& (TAKEN | ASIDE) ? 0 : area", "& 0 ? 0 : area"),
+    Mutant(
+        "largest: what is aside is free", "return area->node[node] & (TAKEN | ASIDE)", "return area->node[node] & TAKEN"
+    ),
+    Mutant("above: two are never one", ALONE, "if (0)\n"),
+    Mutant("above: two are one when the left is free", ALONE, "if (left == order)\n"),
+    Mutant("above: two are one when they are alike", ALONE, "if (left == right)\n"),
+    Mutant("above: the smaller", "left > right ? left : right;", "left < right ? left : right;"),
+    Mutant("init: not the root", "level <= order; level++", "level < order; level++"),
+    Mutant("above: one level", "while (node > 1) {", "if (node > 1) {"),
+    Mutant("find: any offset", "offset % VMLOOP_SHM_PAGE || ", ""),
+    Mutant("find: outside", " || node >> area->order != 1)", ")"),
+    Mutant("find: in the middle", "\t\tif (node & 1)\n", "\t\tif (node == 1)\n"),
+    Mutant(
+        "find: not what is aside",
+        "while (!(area->node[node] & (TAKEN | ASIDE)))",
+        "while (!(area->node[node] & TAKEN))",
+    ),
+    Mutant("find: always a page", "\t\t++*order;\n", ""),
+    Mutant("aside: twice", "if (!node || area->node[node] == ASIDE)", "if (!node)"),
+    Mutant("aside: nothing", "\tarea->node[node] = ASIDE;\n", ""),
+    Mutant("aside: not counted", "\tarea->aside += 1U << order;\n", ""),
+    Mutant("aside: counted in blocks", "area->aside += 1U << order;", "area->aside += 1;"),
+    Mutant("give: what was not taken", "\tif (!node)\n\t\treturn -EINVAL;\n\tif (area", "\tif (area"),
+    Mutant("give: still aside", "\t\tarea->aside -= 1U << order;\n", "\t\t;\n"),
+    Mutant("give: never was aside", "\tif (area->node[node] == ASIDE)\n", ""),
+    Mutant("give: half of it", "area->node[node] = order + 1;\n\tupdate", "area->node[node] = order;\n\tupdate"),
+    Mutant("give: not told above", "= order + 1;\n\tupdate_above(area, node, order);\n", "= order + 1;\n"),
+]
+
+FILES = {"area": AREA, "life": LIFE, "news": NEWS}
 
 
 def killed_by(name: str, source: str, noticed_by: str, out: Path) -> str:
