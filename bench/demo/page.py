@@ -7,7 +7,7 @@ from string import Template
 from typing import Any
 
 from ..path.measure import KINDS, ratio
-from ..path.plots import STYLE, WIDTH, Curve, disturbed, esc, facts, nice_top, sizes_plot
+from ..path.plots import STYLE, WIDTH, Curve, bars, disturbed, esc, facts, nice_top, sizes_plot
 from ..path.stage import LOOPBACK, PATHS
 from ..path.table import number
 
@@ -77,26 +77,7 @@ def bar_row(test: str, results: list[dict[str, Any]]) -> str:
     change = ratio(results, test)
     if change is None:
         return ""
-    ceiling = max(value for one in rows.values() for value in one["values"]) * 1.02
-    paths = [path for path in (*PATHS, LOOPBACK) if path in rows]
-    width, height = 560, 4 + 30 * len(paths)
-    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{esc(kind.title)}">']
-    for n, path in enumerate(paths):
-        one = rows[path]
-        top = 6 + n * 30
-        scale = (width - 150) / ceiling
-        length = max(one["median"] * scale, 2)
-        parts.append(f'<rect class="bar {path}" x="0" y="{top}" width="{length:.1f}" height="22" rx="3"><title>')
-        parts.append(f"{path}: median {number(one['median'])} {kind.unit}</title></rect>")
-        for value in one["values"]:
-            parts.append(
-                f'<line class="slice" x1="{value * scale:.1f}" x2="{value * scale:.1f}" y1="{top + 4}" y2="{top + 18}">'
-                f"<title>{number(value)} {kind.unit}</title></line>"
-            )
-        far = max(length, *(value * scale for value in one["values"])) + 8
-        parts.append(f'<text class="value" x="{far:.1f}" y="{top + 16}">{number(one["median"])}')
-        parts.append(f'<tspan class="unit" dx="4">{esc(kind.unit)}</tspan></text>')
-    parts.append("</svg>")
+    drawn = bars(kind.title, kind.unit, [rows[path] for path in (*PATHS, LOOPBACK) if path in rows])
     if kind.lower_is_better:
         big, small = f"{1 / change:.1f}&times;", "less" if change < 1 else "of it"
     else:
@@ -106,7 +87,7 @@ def bar_row(test: str, results: list[dict[str, Any]]) -> str:
     return (
         f'<section class="row"><div class="what"><h3>{esc(kind.title)}</h3>'
         f"<p>{'lower' if kind.lower_is_better else 'higher'} is better</p></div>"
-        f'<div class="bars">{"".join(parts)}</div>'
+        f'<div class="bars">{drawn}</div>'
         f'<div class="ratio"><b>{big}</b><span>{small}</span>{beside}</div></section>'
     )
 

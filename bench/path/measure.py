@@ -80,6 +80,17 @@ class Meter:
         self.slices: list[Slice] = []
         self.repeated = 0
         self._near, self._far, self._address = stage.g1, stage.g2, stage.g2.ip
+        self._prefix: tuple[str, ...] = ()
+
+    @contextmanager
+    def towards(self, address: str, prefix: tuple[str, ...] = ()) -> Iterator[None]:
+        """Have iperf3 talk to another address of the second guest; ``prefix`` begins the client's command."""
+        before = self._address, self._prefix
+        self._address, self._prefix = address, prefix
+        try:
+            yield
+        finally:
+            self._address, self._prefix = before
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -113,7 +124,7 @@ class Meter:
         with self._far.popen(["iperf3", "-s", "-1", "--forceflush"]) as server:
             server.wait_for("Server listening", stage.patient(20))
             before = stage.processors.read()
-            command = ["iperf3", "-c", self._address, "-J", "-t", str(seconds), *words]
+            command = [*self._prefix, "iperf3", "-c", self._address, "-J", "-t", str(seconds), *words]
             out = self._near.run(command, timeout=stage.patient(120)).out
             used = stage.processors.read() - before
         return iperf_received(out), used

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .sizes import size_name
+from .table import number
 
 WIDTH = 920
 
@@ -101,6 +102,29 @@ def sizes_plot(title: str, curves: list[Curve], size: str, unit: str, log: bool)
         # Two that end side by side are not written over each other.
         lowest = max(at_y + 4, lowest + 15)
         parts.append(f'<text class="name {path}" x="{at_x + 10:.1f}" y="{lowest:.1f}">{esc(path)}</text>')
+    parts.append("</svg>")
+    return "".join(parts)
+
+
+def bars(title: str, unit: str, rows: list[dict[str, Any]]) -> str:
+    """A bar for each row's median, with its path's colour, and a tick for each of its values."""
+    ceiling = max(value for one in rows for value in one["values"]) * 1.02 or 1.0
+    width, height = 560, 4 + 30 * len(rows)
+    scale = (width - 150) / ceiling
+    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{esc(title)}">']
+    for n, one in enumerate(rows):
+        top = 6 + n * 30
+        length = max(one["median"] * scale, 2)
+        parts.append(f'<rect class="bar {one["path"]}" x="0" y="{top}" width="{length:.1f}" height="22" rx="3"><title>')
+        parts.append(f"{one['path']}: median {number(one['median'])} {unit}</title></rect>")
+        for value in one["values"]:
+            parts.append(
+                f'<line class="slice" x1="{value * scale:.1f}" x2="{value * scale:.1f}" y1="{top + 4}" y2="{top + 18}">'
+                f"<title>{number(value)} {unit}</title></line>"
+            )
+        far = max(length, *(value * scale for value in one["values"])) + 8
+        parts.append(f'<text class="value" x="{far:.1f}" y="{top + 16}">{number(one["median"])}')
+        parts.append(f'<tspan class="unit" dx="4">{esc(unit)}</tspan></text>')
     parts.append("</svg>")
     return "".join(parts)
 

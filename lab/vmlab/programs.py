@@ -16,7 +16,7 @@ PROGRAMS = (
     "bash", "cat", "chmod", "cp", "cut", "dash", "dmesg", "echo", "ethtool", "grep", "head", "ip", "iperf3", "kill",
     "kmod", "ls", "mkdir", "modprobe", "mount", "nft", "pgrep", "ping", "printf", "rm", "rmmod", "sed", "seq",
     "setsid", "sh", "sha256sum", "sleep", "socat", "ss", "stat", "tail", "tcpdump", "test", "touch", "true",
-    "truncate", "umount", "uname", "wc",
+    "truncate", "umount", "uname", "wc", "wg",
 )  # fmt: skip
 """What is not there on the outside is left out."""
 

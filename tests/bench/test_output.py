@@ -16,6 +16,7 @@ from bench.path.hosts import HOSTS
 from bench.path.measure import KINDS
 from bench.path.plots import Curve, disturbed, facts, nice_top, sizes_plot
 from bench.path.table import factor, number, show
+from bench.tunnels import page as tunnels_page
 from tests.bench.pages import drawings, host, record
 
 TOP = Path(__file__).resolve().parents[2]
@@ -53,6 +54,20 @@ def test_the_demos_page(tmp_path, kind):
     assert "2&times; loopback" in target.read_text() and "loopback inside" in text
     assert not re.search(r"\$[a-z]", text)
     assert ".curve" in text, "the page has its style"
+
+
+def test_the_page_of_tunnels(tmp_path):
+    found = [
+        {"kind": kind, "title": title, "path": path, "unit": "Gbit/s", "median": median, "values": [median, median]}
+        for kind, title in (("plain", "without"), ("gre", "GRE <tunnel>"))
+        for path, median in (("standard", 2.0), ("channel", 5.0))
+    ]
+    target = tmp_path / "tunnels.html"
+    tunnels_page.write_page(target, {"host": host("kvm"), "results": found}, record(0.15))
+    text = target.read_text()
+    assert len(drawings(text)) == 2
+    assert "2.5&times;" in text and "GRE &lt;tunnel&gt;" in text
+    assert not re.search(r"\$[a-z]", text)
 
 
 def test_curves_are_where_their_values_are():
