@@ -154,7 +154,7 @@ class Meter:
         with self.stage.g2.popen(["sh", "-c", f"exec NPtcp {' '.join(bounds)} >/dev/null"]) as server:
             # It says nothing when it listens, and its other half does not wait.
             wait = "until ss -Hltn sport = :5002 | grep -q LISTEN; do sleep 0.05; done"
-            self.stage.g2.run(f"timeout 20 sh -c '{wait}'", timeout=patient(60))
+            self.stage.g2.run(f"timeout {patient(20):.0f} sh -c '{wait}'", timeout=patient(60))
             self.stage.g1.run(f"NPtcp -h {self.stage.g2.ip} {' '.join(bounds)} -o {target}", timeout=patient(180))
             server.wait(patient(30))
         return netpipe_rows(self.stage.g1.run(["cat", target], timeout=patient(60)).out)

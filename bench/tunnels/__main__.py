@@ -49,7 +49,7 @@ def measure(stage: Stage, meter: Meter, kind: Kind, path: str, seconds: int, not
         address = kind.target(both[1][1])
         # Until it answers: neighbours, handshakes, links that come up.
         reached = f"until {' '.join(kind.prefix)} ping -c 1 -W 1 -q {address} >/dev/null; do sleep 0.05; done"
-        both[0][0].run(f"timeout 20 sh -c '{reached}'", timeout=patient(60))
+        both[0][0].run(f"timeout {patient(20):.0f} sh -c '{reached}'", timeout=patient(60))
         with meter.towards(address, kind.prefix):
             return meter.take(path, partial(meter.tcp, seconds), notes=notes)
     finally:
