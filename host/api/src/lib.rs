@@ -301,7 +301,8 @@ pub struct Channel {
     pub a: Side,
     /// side 1
     pub b: Side,
-    /// `plugging`, `open`, `up`, `closing`, `stuck`
+    /// `plugging`, `open`, `up`, `closing`, `stuck`, or `revoked`: the policy has
+    /// taken it from its guests, and both keep it
     pub state: String,
     /// why it is closing; empty otherwise
     pub reason: String,

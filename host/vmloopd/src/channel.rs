@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! One task for each channel: has its two ends made, waits until it is to be
 //! closed, lets both guests drain, and has the ends removed.
+//!
+//! The two sides do not wait for each other: what one guest, or its QEMU, does not
+//! do keeps nothing in the other.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout_at};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::warn;
 use vmloop_abi::shm;
 
@@ -55,129 +58,276 @@ pub struct Task {
     pub commands: mpsc::UnboundedReceiver<Command>,
 }
 
-type Ends = [Box<dyn GuestEnd>; 2];
-
-/// The agent ends, and leaves the channel as it is.
-struct Leaving;
-
 impl Task {
+    /// Makes the channel, or takes over one of an earlier agent (`adopted`),
+    /// and serves it until it is gone.
+    pub async fn run(self, adopted: bool) {
+        let Self { key, tag, ring_size, guests, post, commands } = self;
+        let voice = Voice { post, key, tag };
+        let [a, b] = &guests;
+        let medium = a.place.medium();
+        if medium != b.place.medium() {
+            // A host has one hypervisor.
+            return voice.tell(News::Gone).await;
+        }
+        let region = if medium == Medium::Host && !adopted {
+            match Region::new(ring_size) {
+                Ok(region) => Some(Arc::new(region)),
+                Err(error) => {
+                    voice.failed(error.to_string(), "").await;
+                    return voice.tell(News::Gone).await;
+                }
+            }
+        } else {
+            None
+        };
+        let side = |number: usize| {
+            let peer = &guests[1 - number];
+            let spec = Spec { tag, side: number, peer: peer.id, epoch: peer.epoch };
+            let ((orders, inbox), (opened, is_open)) =
+                (mpsc::unbounded_channel(), oneshot::channel());
+            let end = guests[number].place.end(spec);
+            let side = Side { number, end, orders: inbox, opened, voice: &voice };
+            (side.run(region.clone(), adopted), orders, is_open)
+        };
+        let ((one, to_one, one_opened), (two, to_two, two_opened)) = (side(0), side(1));
+        drop(region);
+        let decider = Decider {
+            voice: &voice,
+            commands,
+            orders: [to_one, to_two],
+            medium,
+            adopted,
+            drain: a.place.drain().max(b.place.drain()),
+            closed: [false; 2],
+            close_by: None,
+        };
+        // The sides first: where guests make the memory, both are open at once.
+        let (left, ..) = tokio::join!(biased; one, two, decider.run([one_opened, two_opened]));
+        if left == Left::Gone {
+            voice.tell(News::Gone).await;
+        }
+    }
+}
+
+/// Tells the broker of a channel.
+struct Voice {
+    post: Post,
+    key: ChannelKey,
+    tag: u32,
+}
+
+impl Voice {
     async fn tell(&self, news: News) {
         self.post.tell(Event::Channel { key: self.key, news }).await;
     }
 
-    /// Makes the channel, or takes over one of an earlier agent (`adopted`),
-    /// and serves it until it is gone.
-    pub async fn run(mut self, adopted: bool) {
-        let [a, b] = &self.guests;
-        let medium = a.place.medium();
-        if medium != b.place.medium() {
-            // A host has one hypervisor.
-            return self.tell(News::Gone).await;
-        }
-        let drain = a.place.drain().max(b.place.drain());
-        let spec = |side: usize, peer: &Guest| Spec {
-            tag: self.tag,
-            side,
-            peer: peer.id,
-            epoch: peer.epoch,
-        };
-        let mut ends = [a.place.end(spec(0, b)), b.place.end(spec(1, a))];
+    /// Side 0 could not be made.
+    async fn failed(&self, text: impl Into<String>, hint: &'static str) {
+        let reason = shm::VMLOOP_REFUSED_FAILED;
+        self.tell(News::Failed(Failure { side: 0, reason, text: text.into(), hint })).await;
+    }
+}
+
+/// What a side is to do.
+enum Order {
+    /// The other side has made the memory.
+    Take(Offer),
+    /// Have the guest let go of it.
+    Release,
+    /// Remove the end.
+    Remove,
+}
+
+/// What became of a side's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    /// It is gone, or was never there.
+    Gone,
+    /// The agent ends, and it stays.
+    There,
+}
+
+/// One side of a channel.
+struct Side<'a> {
+    /// 0 or 1
+    number: usize,
+    end: Box<dyn GuestEnd>,
+    orders: mpsc::UnboundedReceiver<Order>,
+    /// where it says whether its end could be opened
+    opened: oneshot::Sender<bool>,
+    voice: &'a Voice,
+}
+
+impl Side<'_> {
+    /// Opens the end, carries out orders, and tells when the end is gone.
+    async fn run(mut self, region: Option<Arc<Region>>, adopted: bool) -> Left {
+        let voice = self.voice;
         if adopted {
-            ends.iter_mut().for_each(|end| end.adopt());
-        } else if medium == Medium::Host {
-            let region = match Region::new(self.ring_size) {
-                Ok(region) => region,
-                Err(error) => {
-                    self.tell(News::Failed(Failure {
-                        side: 0,
-                        reason: shm::VMLOOP_REFUSED_FAILED,
-                        text: error.to_string(),
-                        hint: "",
-                    }))
-                    .await;
-                    return self.tell(News::Gone).await;
+            self.end.adopt();
+        } else if let Err(failure) = self.end.open(region.as_deref()).await {
+            voice.tell(News::Failed(failure)).await;
+            // Fails only if nobody waits for it any more.
+            let _ = self.opened.send(false);
+            voice.tell(News::SideGone(self.number)).await;
+            return Left::Gone;
+        }
+        drop(region);
+        // As above.
+        let _ = self.opened.send(true);
+        loop {
+            match self.orders.recv().await {
+                Some(Order::Take(offer)) => self.end.take(offer),
+                Some(Order::Release) => self.end.release(),
+                Some(Order::Remove) => break,
+                None => {
+                    self.end.leave();
+                    return Left::There;
+                }
+            }
+        }
+        let (key, tag, side) = (voice.key, voice.tag, self.number);
+        let slow = move || {
+            warn!(tag, side, "the guest keeps the channel's device; asking again");
+            // A full queue loses a remark, nothing else.
+            let _ = voice.post.events.try_send(Event::Channel { key, news: News::Stuck(side) });
+        };
+        self.end.remove(Box::new(slow)).await;
+        voice.tell(News::SideGone(side)).await;
+        Left::Gone
+    }
+}
+
+/// The agent ends, and leaves the channel as it is.
+struct Leaving;
+
+/// Decides what both sides do, by what the broker says. Once it is dropped, a side
+/// that was not told to remove its end leaves it as it is.
+struct Decider<'a> {
+    voice: &'a Voice,
+    commands: mpsc::UnboundedReceiver<Command>,
+    orders: [mpsc::UnboundedSender<Order>; 2],
+    medium: Medium,
+    adopted: bool,
+    drain: Duration,
+    /// sides that are done with it
+    closed: [bool; 2],
+    /// It is to be closed: until when guests may drain it.
+    close_by: Option<Instant>,
+}
+
+impl Decider<'_> {
+    async fn run(mut self, opened: [oneshot::Receiver<bool>; 2]) {
+        // Fails only when the agent ends.
+        let _ = self.decide(opened).await;
+    }
+
+    async fn decide(&mut self, opened: [oneshot::Receiver<bool>; 2]) -> Result<(), Leaving> {
+        if self.adopted || self.opening(opened).await? {
+            self.serve().await?;
+            self.order(|| Order::Release);
+            self.drain().await?;
+        }
+        self.voice.tell(News::Unplugging).await;
+        self.order(|| Order::Remove);
+        Ok(())
+    }
+
+    /// Tells both sides.
+    fn order(&self, order: impl Fn() -> Order) {
+        for side in &self.orders {
+            // Fails only if its end could not be opened.
+            let _ = side.send(order());
+        }
+    }
+
+    fn close(&mut self) {
+        let drain = self.drain;
+        self.close_by.get_or_insert_with(|| Instant::now() + drain);
+    }
+
+    /// Waits until both ends are open. False if one cannot be opened, or is not
+    /// when the channel should be gone already.
+    async fn opening(&mut self, opened: [oneshot::Receiver<bool>; 2]) -> Result<bool, Leaving> {
+        let [mut one, mut two] = opened;
+        let mut open = [false; 2];
+        while open != [true; 2] {
+            let (close_by, never) = (self.close_by, Instant::now());
+            let (side, is_open) = tokio::select! {
+                biased;
+                is_open = &mut one, if !open[0] => (0, is_open),
+                is_open = &mut two, if !open[1] => (1, is_open),
+                command = self.commands.recv() => {
+                    match command {
+                        None => return Err(Leaving),
+                        Some(Command::Close) => self.close(),
+                        Some(Command::Closed(side)) => self.closed[side] = true,
+                        // No guest knows of it yet.
+                        Some(Command::Offer(..) | Command::Fail(_)) => {}
+                    }
+                    continue;
+                }
+                () = sleep_until(close_by.unwrap_or(never)), if close_by.is_some() => {
+                    return Ok(false);
                 }
             };
-            if !self.open(&mut ends, Some(region)).await {
-                return self.remove(ends).await;
+            if !is_open.is_ok_and(|is_open| is_open) {
+                return Ok(false);
             }
-            self.tell(News::Open).await;
-        } else if !self.open(&mut ends, None).await {
-            return self.remove(ends).await;
+            open[side] = true;
         }
-        let offer = medium == Medium::Guest;
-        if self.serve(&mut ends, offer, adopted, drain).await.is_err() {
-            return ends.into_iter().for_each(|end| end.leave());
+        if self.medium == Medium::Host {
+            self.voice.tell(News::Open).await;
         }
-        self.remove(ends).await;
+        Ok(true)
     }
 
-    /// Opens both ends; false, with everything said, if one cannot be opened.
-    async fn open(&self, ends: &mut Ends, region: Option<Region>) -> bool {
-        let [a, b] = ends;
-        let (a, b) = tokio::join!(a.open(region.as_ref()), b.open(region.as_ref()));
-        let mut all = true;
-        for failure in [a, b].into_iter().filter_map(Result::err) {
-            all = false;
-            self.tell(News::Failed(failure)).await;
-        }
-        all
-    }
-
-    /// Waits until the channel is to end, then until both guests have let go of
-    /// it, or had their time. `offer`: a guest makes its memory.
-    async fn serve(
-        &mut self,
-        ends: &mut Ends,
-        offer: bool,
-        adopted: bool,
-        drain: Duration,
-    ) -> Result<(), Leaving> {
-        let mut closed = [false; 2];
-        let mut offered = !offer;
+    /// Waits until the channel is to be closed, for whatever reason.
+    async fn serve(&mut self) -> Result<(), Leaving> {
+        let mut offered = self.medium == Medium::Host;
         let deadline = Instant::now() + OFFER;
-        loop {
-            let command = if offered || adopted {
+        while self.close_by.is_none() {
+            let command = if offered || self.adopted {
                 Ok(self.commands.recv().await)
             } else {
                 timeout_at(deadline, self.commands.recv()).await
             };
             match command {
                 Ok(None) => return Err(Leaving),
-                Ok(Some(Command::Close)) => break,
-                Ok(Some(Command::Closed(side))) => closed[side] = true,
+                Ok(Some(Command::Close)) => self.close(),
+                Ok(Some(Command::Closed(side))) => self.closed[side] = true,
                 Ok(Some(Command::Offer(0, offer))) if !offered => {
                     offered = true;
-                    ends[1].take(offer);
-                    if !adopted {
-                        self.tell(News::Open).await;
+                    // Fails only if its end could not be opened.
+                    let _ = self.orders[1].send(Order::Take(offer));
+                    if !self.adopted {
+                        self.voice.tell(News::Open).await;
                     }
                 }
                 Ok(Some(Command::Offer(..))) => {}
                 Ok(Some(Command::Fail(failure))) => {
                     // It has nothing that it could let go of.
-                    closed[failure.side] = true;
-                    self.tell(News::Failed(failure)).await;
-                    break;
+                    self.closed[failure.side] = true;
+                    self.voice.tell(News::Failed(failure)).await;
+                    self.close();
                 }
                 Err(_) => {
-                    self.tell(News::Failed(Failure {
-                        side: 0,
-                        reason: shm::VMLOOP_REFUSED_FAILED,
-                        text: "it did not make the memory in time".into(),
-                        hint: "see the guest's kernel log",
-                    }))
-                    .await;
-                    break;
+                    let hint = "see the guest's kernel log";
+                    self.voice.failed("it did not make the memory in time", hint).await;
+                    self.close();
                 }
             }
         }
-        ends.iter_mut().for_each(|end| end.release());
-        let deadline = Instant::now() + drain;
-        while closed != [true; 2] {
+        Ok(())
+    }
+
+    /// Waits until both guests have let go of it, or had their time.
+    async fn drain(&mut self) -> Result<(), Leaving> {
+        let deadline = self.close_by.unwrap_or_else(Instant::now);
+        while self.closed != [true; 2] {
             match timeout_at(deadline, self.commands.recv()).await {
                 Ok(Some(Command::Closed(side) | Command::Fail(Failure { side, .. }))) => {
-                    closed[side] = true;
+                    self.closed[side] = true;
                 }
                 Ok(Some(_)) => {}
                 Ok(None) => return Err(Leaving),
@@ -185,23 +335,5 @@ impl Task {
             }
         }
         Ok(())
-    }
-
-    async fn remove(&self, ends: Ends) {
-        self.tell(News::Unplugging).await;
-        let [a, b] = ends;
-        tokio::join!(self.remove_side(0, a), self.remove_side(1, b));
-        self.tell(News::Gone).await;
-    }
-
-    async fn remove_side(&self, side: usize, mut end: Box<dyn GuestEnd>) {
-        let (events, key, tag) = (&self.post.events, self.key, self.tag);
-        let slow = move || {
-            warn!(tag, side, "the guest keeps the channel's device; asking again");
-            // A full queue loses a remark, nothing else.
-            let _ = events.try_send(Event::Channel { key, news: News::Stuck(side) });
-        };
-        end.remove(Box::new(slow)).await;
-        self.tell(News::SideGone(side)).await;
     }
 }

@@ -66,6 +66,12 @@ pub enum Event {
         /// what it is
         machine: Box<Machine>,
     },
+    /// A machine has answered its task for the first time; what else it says comes
+    /// with `Connected`.
+    Answers {
+        /// the attachment
+        key: Key,
+    },
     /// A guest's task has connected.
     Connected(Box<Connected>),
     /// A guest can be told who is here, or as soon as it has booted.

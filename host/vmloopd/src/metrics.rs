@@ -200,6 +200,14 @@ pub fn render(status: &Status, listing: &Listing) -> String {
         &pairs(|one| one.operator.into()),
     );
 
+    let revoked = listing.channels.iter().filter(|channel| channel.state == "revoked").count();
+    family(
+        "channels_revoked",
+        "gauge",
+        "Channels that the policy has taken from two guests which keep them.",
+        &one(revoked as u64),
+    );
+
     type Of = fn(&Stats) -> u64;
     let of_side: [(&str, &str, Of); 8] = [
         ("channel_transmit_frames_total", "Frames given to a channel.", |s| s.tx_frames),
@@ -255,6 +263,7 @@ mod tests {
         assert!(
             text.contains("vmloop_channel_transmit_bytes_total{guest=\"a\\\"b\",peer=\"c\"} 5\n")
         );
+        assert!(text.contains("vmloop_channels_revoked 0\n"));
         assert!(text.contains("vmloop_pair_breaks{guest=\"a\",peer=\"c\"} 3\n"));
         assert!(text.contains("vmloop_pair_retry_seconds{guest=\"a\",peer=\"c\"} 4\n"));
         assert!(text.contains("vmloop_pair_needs_operator{guest=\"a\",peer=\"c\"} 0\n"));

@@ -12,7 +12,7 @@ use vmloop_api::Problem;
 
 use super::Broker;
 use super::describe::describe_arrival;
-use super::guests::{Arrival, Guest, Phase, hex};
+use super::guests::{Arrival, Guest, Later, Phase, hex};
 use super::opening::HELLO;
 use crate::answer::{Answer, Reply, answer};
 use crate::backend::Socket;
@@ -117,9 +117,10 @@ impl Broker {
         machine: Machine,
         stop: oneshot::Sender<()>,
     ) {
-        if let Some((waiting, _)) = &mut self.recovering {
-            waiting.remove(&key);
+        if let Some(recovering) = &mut self.recovering {
+            recovering.settled(key);
         }
+        self.awaited.remove(&key);
         let path = self.guests.paths.get(&key).cloned().unwrap_or_default();
         self.note("guest-arriving", &name, "", 0, &machine.kind_name);
         let arrival = Arrival { machine, name, path, wanted: HashMap::new(), _stop: stop };
@@ -170,6 +171,11 @@ impl Broker {
             awaited_by: arrival.map(|arrival| arrival.wanted).unwrap_or_default(),
             arrived: None,
             wants: Bucket::new(2.0, 20.0),
+            departures: Bucket::new(0.2, 8.0),
+            claims: Bucket::new(5.0, 20.0),
+            hellos: Bucket::new(1.0, 5.0),
+            complaints: Bucket::new(0.1, 3.0),
+            later: Later::default(),
             rescans: Bucket::new(0.2, 3.0),
             told: None,
             disputes: HashSet::new(),
@@ -178,9 +184,10 @@ impl Broker {
             moving: Moving::No,
             ours: false,
         };
-        if let Some((waiting, _)) = &mut self.recovering {
+        self.awaited.remove(&key);
+        if let Some(recovering) = &mut self.recovering {
             // The control device follows when it is clear which channels stay.
-            waiting.remove(&key);
+            recovering.settled(key);
         } else {
             guest.go(Ok(()));
             for found in std::mem::take(&mut guest.found) {
@@ -357,9 +364,10 @@ impl Broker {
         let gone = Problem::new("gone", "the machine has ended");
         self.waiters.not_prepared(key, &gone);
         self.waiters.not_resumed(key, &gone);
-        if let Some((waiting, _)) = &mut self.recovering {
-            waiting.remove(&key);
+        if let Some(recovering) = &mut self.recovering {
+            recovering.settled(key);
         }
+        self.awaited.remove(&key);
         if let Some(reply) = self.waiters.take_attaching(key) {
             let problem = problem.clone().unwrap_or_else(|| {
                 Problem::new("gone", "the machine ended while it was being attached")

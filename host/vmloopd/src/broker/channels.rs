@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use vmloop_abi::message::{self, ChannelState};
+use vmloop_abi::shm;
 
 use crate::channel::Command;
 use crate::event::ChannelKey;
@@ -62,8 +63,16 @@ impl Channel {
         self.sides.iter().position(|side| side.guest == guest)
     }
 
+    /// Two guests keep what they must not have any more.
+    pub(super) fn is_revoked(&self) -> bool {
+        self.stuck
+            && self.reason == Some(shm::VMLOOP_CLOSE_POLICY)
+            && self.sides.iter().all(|side| !side.gone)
+    }
+
     pub(super) fn state(&self) -> &'static str {
         match self.stage {
+            _ if self.is_revoked() => "revoked",
             Stage::Plugging => "plugging",
             Stage::Open
                 if self.sides.iter().all(|side| {
@@ -163,6 +172,11 @@ impl Channels {
             channel.side_of(guest).is_some_and(|side| !channel.sides[side].gone)
         };
         self.find(guest, has_end).is_some()
+    }
+
+    /// Whether a guest keeps memory that it shares with one from whom it was parted.
+    pub(super) fn keeps_revoked(&self, guest: Key) -> bool {
+        self.find(guest, Channel::is_revoked).is_some()
     }
 
     fn find(&self, guest: Key, is_it: impl Fn(&Channel) -> bool) -> Option<ChannelKey> {

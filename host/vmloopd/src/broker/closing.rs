@@ -60,7 +60,7 @@ impl Broker {
         self.dirty = true;
     }
 
-    /// Closes all channels of a guest.
+    /// Closes all channels of a guest that is alone responsible for that.
     pub(super) fn close_all(&mut self, guest: Key, reason: u32) {
         for key in self.channels.of(guest) {
             self.close(key, reason);
@@ -71,11 +71,16 @@ impl Broker {
     /// lived short, that is no failure.
     pub(super) fn part_all(&mut self, guest: Key, reason: u32) {
         for key in self.channels.of(guest) {
-            if let Some(channel) = self.channels.get_mut(key) {
-                channel.parted = true;
-            }
-            self.close(key, reason);
+            self.part(key, reason);
         }
+    }
+
+    /// The same with one channel.
+    pub(super) fn part(&mut self, key: ChannelKey, reason: u32) {
+        if let Some(channel) = self.channels.get_mut(key) {
+            channel.parted = true;
+        }
+        self.close(key, reason);
     }
 
     /// A guest has let go of a channel.
@@ -176,17 +181,19 @@ impl Broker {
     /// How a channel ended that is gone.
     fn ending(&self, channel: &Channel) -> Ending {
         // A guest that goes and comes back is welcome at once.
-        let both_here =
-            !channel.parted && channel.sides.iter().all(|side| self.guests.speaks(side.guest));
+        let is_there = |guest| self.guests.get(guest).is_some();
+        let both_there = channel.sides.iter().all(|side| is_there(side.guest));
+        let both_speak = channel.sides.iter().all(|side| self.guests.speaks(side.guest));
         if channel.failure.is_some() {
             Ending::Failed
-        } else if !both_here
+        } else if channel.parted
+            || !both_there
             || channel.adopted
             || channel.since.elapsed() >= SHORT_LIFE
             || channel.broken_by.is_some()
         {
             Ending::Well
-        } else if channel.up_since.is_some() {
+        } else if channel.up_since.is_some() || !both_speak {
             Ending::Short
         } else {
             Ending::Failed

@@ -90,6 +90,11 @@ impl Broker {
             .filter(|(_, why)| why.is_a_fault())
             .map(|(guest, why)| format!("{} gets no channels: {why}", guest.name))
             .collect();
+        let revoked = self.channels.iter().filter(|(_, channel)| channel.is_revoked());
+        problems.extend(revoked.map(|(_, channel)| {
+            let (a, b, _) = channel.label();
+            format!("{a} and {b} keep shared memory that the policy has taken from them; end one of the two")
+        }));
         problems.sort_unstable();
         problems.dedup();
         problems

@@ -5,6 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use tokio::time::Instant;
 use tracing::warn;
 use vmloop_abi::message::{Address, AgentMessage};
 use vmloop_abi::shm;
@@ -175,7 +176,7 @@ impl Broker {
             let disputes = view.disputed(at);
             let Some(guest) = self.guests.get_mut(*key) else { continue };
             for (ip, owner) in &disputes {
-                if !guest.disputes.contains(ip) {
+                if !guest.disputes.contains(ip) && guest.complaints.take(Instant::now()).is_ok() {
                     warn!(guest = guest.name, %ip, owner = members[*owner].name, "address is somebody else's already");
                 }
             }

@@ -50,10 +50,20 @@ pub(super) struct Arrival {
 }
 
 /// What a guest's modules say of themselves.
+#[derive(PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) version: String,
     pub(super) kernel: String,
     pub(super) features: u64,
+}
+
+/// What a guest said too soon after what it said before: the last of it counts,
+/// when the time has come.
+#[derive(Default)]
+pub(super) struct Later {
+    pub(super) hello: Option<Hello>,
+    pub(super) addresses: Option<Vec<Address>>,
+    pub(super) at: Option<Instant>,
 }
 
 /// A guest.
@@ -81,6 +91,15 @@ pub(super) struct Guest {
     /// told of it all the same. Xen only; elsewhere it is no guest before.
     pub(super) arrived: Option<Instant>,
     pub(super) wants: Bucket,
+    /// how often its modules may go while that excuses channels that lived short
+    pub(super) departures: Bucket,
+    /// how often it may say something that changes what others are told
+    pub(super) claims: Bucket,
+    /// how often its HELLO is answered
+    pub(super) hellos: Bucket,
+    /// how often it is complained of
+    pub(super) complaints: Bucket,
+    pub(super) later: Later,
     pub(super) rescans: Bucket,
     pub(super) told: Directory,
     pub(super) disputes: HashSet<IpAddr>,
@@ -118,6 +137,11 @@ impl Guest {
         self.phase == Phase::Attached
             && self.hello.is_none()
             && (self.arrived.is_some() || self.incoming().is_some())
+    }
+
+    /// Hears what it said later, at that time at the latest.
+    pub(super) fn postpone(&mut self, when: Instant) {
+        self.later.at = Some(self.later.at.map_or(when, |at| at.min(when)));
     }
 
     /// Sends it a message.

@@ -6,7 +6,7 @@ use vmloop_abi::message::{Address, GuestMessage};
 use vmloop_abi::shm;
 
 use super::Broker;
-use super::guests::{Hello, Phase};
+use super::guests::{Guest, Hello, Later, Phase};
 use crate::channel;
 use crate::handle::Command;
 use crate::machine::Key;
@@ -48,6 +48,17 @@ impl Broker {
 
     fn hello(&mut self, key: Key, hello: Hello) {
         let Some(guest) = self.guests.get_mut(key) else { return };
+        if let Err(when) = guest.hellos.take(Instant::now()) {
+            guest.later.hello = Some(hello);
+            guest.postpone(when);
+            self.post.counters.throttled.add(1);
+            return;
+        }
+        guest.later.hello = None;
+        if guest.hello.as_ref() == Some(&hello) {
+            // It has missed the answer: nothing is new to others.
+            return self.welcome(key);
+        }
         let kernel = hello.kernel.clone();
         let again = guest.hello.replace(hello);
         guest.leaving = None;
@@ -64,9 +75,26 @@ impl Broker {
 
     /// A guest says all of its addresses.
     fn advertise(&mut self, key: Key, list: Vec<Address>) {
+        let Some(guest) = self.guests.get_mut(key) else { return };
+        // QEMU does not tell when a network interface is plugged.
+        let is_unknown =
+            |address: &Address| guest.machine.nics.iter().all(|nic| nic.mac != address.mac);
+        if list.iter().any(is_unknown) && guest.rescans.take(Instant::now()).is_ok() {
+            guest.tell(Command::Rescan);
+        }
+        let old = guest.addresses.iter().map(|(address, _)| address);
+        if guest.advertised && guest.later.addresses.is_none() && old.eq(&list) {
+            return;
+        }
+        if let Err(when) = guest.claims.take(Instant::now()) {
+            guest.later.addresses = Some(list);
+            guest.postpone(when);
+            self.post.counters.throttled.add(1);
+            return;
+        }
+        guest.later.addresses = None;
         let claim = self.next_claim;
         self.next_claim += 1;
-        let Some(guest) = self.guests.get_mut(key) else { return };
         let mut addresses: Vec<(Address, u64)> = Vec::with_capacity(list.len());
         for address in list {
             if addresses.iter().any(|(one, _)| *one == address) {
@@ -78,17 +106,26 @@ impl Broker {
                 .find(|(one, _)| one.ip == address.ip && one.mac == address.mac);
             addresses.push((address, before.map_or(claim, |(_, first)| *first)));
         }
-        // QEMU does not tell when a network interface is plugged.
-        let unknown = addresses
-            .iter()
-            .any(|(address, _)| guest.machine.nics.iter().all(|nic| nic.mac != address.mac));
-        if unknown && guest.rescans.take(Instant::now()).is_ok() {
-            guest.tell(Command::Rescan);
-        }
         if guest.addresses != addresses || !guest.advertised {
             guest.addresses = addresses;
             guest.advertised = true;
             self.dirty = true;
+        }
+    }
+
+    /// Hears what guests said too soon, if its time has come.
+    pub(super) fn hear_later(&mut self, now: Instant) {
+        let due = |(_, guest): &(_, &Guest)| guest.later.at.is_some_and(|at| at <= now);
+        let due: Vec<Key> = self.guests.iter().filter(due).map(|(key, _)| key).collect();
+        for key in due {
+            let Some(guest) = self.guests.get_mut(key) else { continue };
+            let later = std::mem::take(&mut guest.later);
+            if let Some(hello) = later.hello {
+                self.hello(key, hello);
+            }
+            if let Some(addresses) = later.addresses {
+                self.advertise(key, addresses);
+            }
         }
     }
 
@@ -114,11 +151,19 @@ impl Broker {
         }
         guest.addresses.clear();
         guest.advertised = false;
+        guest.later = Later::default();
+        // Each channel costs its peer a device: one that goes again and again waits
+        // as one that closes them.
+        let excused = guest.departures.take(Instant::now()).is_ok();
         if guest.phase == Phase::Attached {
             let name = guest.name.clone();
             self.note("guest-away", &name, "", 0, "its modules do not answer any more");
         }
-        self.part_all(key, shm::VMLOOP_CLOSE_PEER_GONE);
+        if excused {
+            self.part_all(key, shm::VMLOOP_CLOSE_PEER_GONE);
+        } else {
+            self.close_all(key, shm::VMLOOP_CLOSE_PEER_GONE);
+        }
         self.all_closed(key);
         self.dirty = true;
     }

@@ -70,6 +70,34 @@ struct Collecting {
     replies: Vec<Reply>,
 }
 
+/// The guests of an earlier agent that are waited for.
+struct Recovering {
+    waiting: HashSet<Key>,
+    /// Those that have not said anything.
+    mute: HashSet<Key>,
+    /// Until when those are waited for that have.
+    until: Instant,
+    /// Until when those are waited for that have not.
+    mute_until: Instant,
+}
+
+impl Recovering {
+    /// One need not be waited for any more.
+    fn settled(&mut self, key: Key) {
+        self.waiting.remove(&key);
+        self.mute.remove(&key);
+    }
+
+    /// When to decide without those that are not here.
+    fn deadline(&self) -> Instant {
+        if self.waiting.is_subset(&self.mute) {
+            self.mute_until.min(self.until)
+        } else {
+            self.until
+        }
+    }
+}
+
 /// See the module.
 pub struct Broker {
     state: PathBuf,
@@ -92,9 +120,11 @@ pub struct Broker {
     breaks: Breaks,
     waiters: Waiters,
     collecting: Option<Collecting>,
-    /// Guests of an earlier agent that are not attached yet, and until when to
-    /// wait for them. None once it is decided which channels stay.
-    recovering: Option<(HashSet<Key>, Instant)>,
+    /// None once it is decided which channels of an earlier agent stay.
+    recovering: Option<Recovering>,
+    /// Guests of an earlier agent that are neither attached nor known to be gone:
+    /// the soft state keeps them.
+    awaited: HashMap<Key, Saved>,
     /// When guests that have not said HELLO lose the channels they had.
     return_by: Option<Instant>,
     next_key: u64,
@@ -160,6 +190,7 @@ impl Broker {
             waiters: Waiters::default(),
             collecting: None,
             recovering: None,
+            awaited: HashMap::new(),
             return_by: None,
             next_key: 1,
             next_claim: 1,
@@ -218,6 +249,7 @@ impl Broker {
             .map(|(_, guest)| (&guest.path, &guest.name))
             .chain(self.guests.arriving.values().map(|arrival| (&arrival.path, &arrival.name)))
             .map(|(qmp, name)| Saved { qmp: qmp.clone(), name: Some(name.clone()) })
+            .chain(self.awaited.values().cloned())
             .collect();
         if let Err(error) = state::write(&self.state, &guests) {
             error!(file = %self.state.display(), %error, "soft state");

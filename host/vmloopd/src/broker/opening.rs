@@ -146,6 +146,9 @@ impl Broker {
             }
             return Ok(found);
         }
+        if [key, other_key].iter().any(|guest| self.channels.keeps_revoked(*guest)) {
+            return Err((shm::VMLOOP_REFUSED_POLICY, Duration::ZERO));
+        }
         let pair = self.pair(key, other_key);
         if let Some(left) = pair.and_then(|pair| self.breaks.left(pair, now)) {
             return Err((shm::VMLOOP_REFUSED_BROKEN, left));

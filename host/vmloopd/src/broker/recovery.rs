@@ -10,13 +10,18 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 use vmloop_abi::shm;
 
-use super::Broker;
+use super::{Broker, Recovering};
 use crate::machine::Key;
 use crate::state::{self, Saved};
 
 /// How long the agent waits for the guests of an earlier one to be attached
 /// before it decides which channels to keep.
 const RECOVERY: Duration = Duration::from_secs(30);
+/// How long one may say nothing at all: a QEMU that stands still must not keep the
+/// others from their peers, and from the policy. Its channels are lost.
+const MUTE: Duration = Duration::from_secs(5);
+/// How long one that does not answer is tried.
+const TRY: Duration = Duration::from_secs(3600);
 /// How long guests may take to say HELLO after that before their channels are
 /// closed.
 const RETURN: Duration = Duration::from_secs(30);
@@ -29,7 +34,12 @@ impl Broker {
     pub(super) fn recover(&mut self) {
         let until = Instant::now() + RECOVERY;
         if self.capabilities.finds_all {
-            self.recovering = Some((HashSet::from([ALL_MACHINES]), until));
+            self.recovering = Some(Recovering {
+                waiting: HashSet::from([ALL_MACHINES]),
+                mute: HashSet::new(),
+                until,
+                mute_until: until,
+            });
             return;
         }
         let saved = match state::read(&self.state) {
@@ -40,39 +50,52 @@ impl Broker {
             }
         };
         let mut waiting = HashSet::new();
-        for Saved { qmp, name } in saved {
+        for guest in saved {
             let (reply, _) = oneshot::channel();
-            if let Some(key) = self.attach(qmp, name, reply, Some(until)) {
+            let Saved { qmp, name } = guest.clone();
+            if let Some(key) = self.attach(qmp, name, reply, Some(Instant::now() + TRY)) {
                 waiting.insert(key);
+                self.awaited.insert(key, guest);
             }
         }
         if !waiting.is_empty() {
             info!(guests = waiting.len(), "attaching to the guests of an earlier agent");
-            self.recovering = Some((waiting, until));
+            let (mute, mute_until) = (waiting.clone(), Instant::now() + MUTE);
+            self.recovering = Some(Recovering { waiting, mute, until, mute_until });
+        }
+    }
+
+    /// A machine has answered.
+    pub(super) fn answers(&mut self, key: Key) {
+        if let Some(recovering) = &mut self.recovering {
+            recovering.mute.remove(&key);
         }
     }
 
     /// The first look at all machines has found these.
     pub(super) fn recover_found(&mut self, attached: Vec<Key>) {
-        if let Some((waiting, _)) = &mut self.recovering
-            && waiting.remove(&ALL_MACHINES)
+        if let Some(recovering) = &mut self.recovering
+            && recovering.waiting.remove(&ALL_MACHINES)
         {
-            waiting.extend(attached);
+            recovering.waiting.extend(attached);
         }
     }
 
     /// Decides which channels stay, if all guests of an earlier agent are here,
     /// or will not come.
     pub(super) fn try_recovered(&mut self, now: Instant) {
-        let is_over =
-            |(waiting, until): &(HashSet<Key>, Instant)| waiting.is_empty() || *until <= now;
+        let is_over = |one: &Recovering| one.waiting.is_empty() || one.deadline() <= now;
         if self.recovering.as_ref().is_some_and(is_over) && self.have_links {
             self.recovered();
         }
     }
 
     fn recovered(&mut self) {
-        self.recovering = None;
+        for key in self.recovering.take().into_iter().flat_map(|one| one.waiting) {
+            if let Some(guest) = self.awaited.get(&key) {
+                warn!(socket = %guest.qmp.display(), "it does not answer: its channels are lost");
+            }
+        }
         let seen: Vec<state::Seen<'_>> = self
             .guests
             .in_order()
@@ -116,7 +139,7 @@ impl Broker {
         let silent = self.guests.iter().filter(|(_, guest)| guest.hello.is_none());
         let silent: Vec<Key> = silent.map(|(key, _)| key).collect();
         for key in silent {
-            self.close_all(key, shm::VMLOOP_CLOSE_PEER_GONE);
+            self.part_all(key, shm::VMLOOP_CLOSE_PEER_GONE);
         }
     }
 }

@@ -60,6 +60,7 @@ impl Broker {
             Event::Fail { key, tag, failure } => {
                 self.relay(key, tag, |side| ChannelCommand::Fail(Failure { side, ..failure }));
             }
+            Event::Answers { key } => self.answers(key),
             Event::Connected(connected) => self.connected(*connected),
             Event::Attached { key } => self.attached(key),
             Event::Away { key } => self.away(key),
@@ -118,8 +119,13 @@ impl Broker {
                 self.note("channel-stuck", &a, &b, tag, &format!("{name} keeps the device"));
             }
             News::SideGone(side) => {
+                let revoked = channel.is_revoked();
                 channel.sides[side].gone = true;
                 let guest = channel.sides[side].guest;
+                if revoked {
+                    let ids = channel.sides.each_ref().map(|side| side.id);
+                    self.tell_again(|id| ids.contains(&id));
+                }
                 self.end_gone(guest);
             }
             News::Gone => {

@@ -5,8 +5,8 @@ use tokio::time::Instant;
 use vmloop_abi::shm;
 use vmloop_api::Problem;
 
-use super::Broker;
 use super::waiters::PATIENCE;
+use super::{Broker, Recovering};
 use crate::machine::Key;
 
 impl Broker {
@@ -14,11 +14,12 @@ impl Broker {
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         [
             self.collecting.as_ref().map(|collecting| collecting.deadline),
-            self.recovering.as_ref().map(|(_, until)| *until),
+            self.recovering.as_ref().map(Recovering::deadline),
             self.return_by,
             self.waiters.deadline(),
             self.guests.iter().filter_map(|(_, guest)| guest.leaving).min(),
             self.guests.iter().filter_map(|(_, guest)| guest.arrived).min(),
+            self.guests.iter().filter_map(|(_, guest)| guest.later.at).min(),
             self.channels.iter().filter_map(|(_, channel)| channel.hello_by).min(),
             self.channels.iter().filter_map(|(_, channel)| self.row_ends(channel)).min(),
         ]
@@ -33,6 +34,7 @@ impl Broker {
         for key in self.waiters.late(now) {
             self.give_up(key);
         }
+        self.hear_later(now);
         self.silent_arrivals(now);
         self.end_return(now);
         self.end_rows(now);
@@ -64,7 +66,7 @@ impl Broker {
         }
         // What was begun for them while they were on their way.
         for key in mute {
-            self.close_all(key, shm::VMLOOP_CLOSE_PEER_GONE);
+            self.part_all(key, shm::VMLOOP_CLOSE_PEER_GONE);
         }
     }
 
@@ -93,7 +95,7 @@ impl Broker {
             }
         }
         for key in silent {
-            self.close(key, shm::VMLOOP_CLOSE_PEER_GONE);
+            self.part(key, shm::VMLOOP_CLOSE_PEER_GONE);
         }
     }
 }

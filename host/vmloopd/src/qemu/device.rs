@@ -88,6 +88,13 @@ pub struct Ready {
     server: OwnedFd,
 }
 
+impl Ready {
+    fn plugged(self) -> Plugged {
+        let Self { device, chardev, server, .. } = self;
+        Plugged { device, chardev, _server: Some(server) }
+    }
+}
+
 /// A device that is plugged. Keep until [`Slots::unplug`] is done with it.
 pub struct Plugged {
     device: String,
@@ -158,16 +165,53 @@ impl Slots {
     pub async fn prepare(&self, spec: Spec<'_>) -> Result<Ready, Error> {
         let (ours, theirs) = conversation(&spec)?;
         let name = json!({"fdname": spec.chardev});
-        self.qmp.execute_with_fd("getfd", name.clone(), theirs.as_fd()).await?;
-        drop(theirs);
         let chardev = json!({"id": spec.chardev, "backend": {"type": "socket", "data": {
             "addr": {"type": "fd", "data": {"str": spec.chardev}}, "server": false}}});
-        if let Err(error) = self.qmp.execute("chardev-add", chardev).await {
-            // QEMU has taken the descriptor or not; either is fine.
-            let _ = self.qmp.execute("closefd", name).await;
-            return Err(error.into());
+        let made = async {
+            self.qmp.execute_with_fd("getfd", name.clone(), theirs.as_fd()).await?;
+            self.qmp.execute("chardev-add", chardev).await
+        };
+        let made = made.await;
+        drop(theirs);
+        let ready =
+            Ready { device: spec.device, chardev: spec.chardev, size: spec.size, server: ours };
+        match made {
+            Ok(_) => Ok(ready),
+            Err(error @ qmp::Error::Timeout(_)) => {
+                self.reconcile(ready);
+                Err(error.into())
+            }
+            Err(error) => {
+                // QEMU has taken the descriptor or not; either is fine.
+                let _ = self.qmp.execute("closefd", name).await;
+                Err(error.into())
+            }
         }
-        Ok(Ready { device: spec.device, chardev: spec.chardev, size: spec.size, server: ours })
+    }
+
+    /// Undoes, in the background, what QEMU has done of a device after nobody
+    /// waited for it any more: else its ids would be taken for ever, and a device
+    /// that nobody knows of would keep the machine from being migrated.
+    fn reconcile(&self, ready: Ready) {
+        let slots = self.clone();
+        tokio::spawn(async move {
+            let _turn = slots.turn.lock().await;
+            // QEMU carries out commands in order: what it answers now comes after
+            // all that it was told before.
+            loop {
+                match slots.qmp.execute("query-status", json!({})).await {
+                    Err(qmp::Error::Timeout(_)) => {}
+                    Err(qmp::Error::Closed) => return,
+                    _ => break,
+                }
+            }
+            tracing::warn!(device = ready.device, "QEMU answers again; undoing what it did late");
+            // It is still there if the character device could not be made.
+            let _ = slots.qmp.execute("closefd", json!({"fdname": ready.chardev})).await;
+            let plugged = ready.plugged();
+            while slots.remove_once(&plugged.device).await == Deleted::NotYet {}
+            slots.remove_last(plugged).await;
+        });
     }
 
     /// Undoes [`Slots::prepare`].
@@ -230,14 +274,19 @@ impl Slots {
         if let Some(bus) = bus {
             device["bus"] = Value::from(bus);
         }
-        if let Err(error) = self.qmp.execute("device_add", device).await {
-            self.discard(ready).await;
-            let full = matches!(&error, qmp::Error::Command { desc, .. }
-                if desc.contains("no slot/function available"));
-            return Err(if full { Error::Slots("PCI slot") } else { error.into() });
+        match self.qmp.execute("device_add", device).await {
+            Ok(_) => Ok(ready.plugged()),
+            Err(error @ qmp::Error::Timeout(_)) => {
+                self.reconcile(ready);
+                Err(error.into())
+            }
+            Err(error) => {
+                self.discard(ready).await;
+                let full = matches!(&error, qmp::Error::Command { desc, .. }
+                    if desc.contains("no slot/function available"));
+                Err(if full { Error::Slots("PCI slot") } else { error.into() })
+            }
         }
-        let Ready { device, chardev, server, .. } = ready;
-        Ok(Plugged { device, chardev, _server: Some(server) })
     }
 
     /// Unplugs a device, as often as it takes: a guest that is stopped, or has
@@ -249,15 +298,7 @@ impl Slots {
             // While two removals are pending on a PC, the guest hears of each of
             // them twice, and ejects what was plugged in between.
             let _turn = self.turn.lock().await;
-            let mut events = self.qmp.events();
-            match self.qmp.execute("device_del", json!({"id": plugged.device})).await {
-                Ok(_) => {}
-                Err(error) if error.is_not_found() => break,
-                Err(qmp::Error::Closed) => return,
-                // "already in the process of unplug", and a QEMU that is slow.
-                Err(error) => tracing::debug!(device = plugged.device, %error, "device_del"),
-            }
-            match self.deleted(&mut events, &plugged.device).await {
+            match self.remove_once(&plugged.device).await {
                 Deleted::Yes => break,
                 Deleted::MachineGone => return,
                 Deleted::NotYet => {
@@ -267,6 +308,24 @@ impl Slots {
                 }
             }
         }
+        self.remove_last(plugged).await;
+    }
+
+    /// Asks once for a device to be given back; the caller has the turn.
+    async fn remove_once(&self, device: &str) -> Deleted {
+        let mut events = self.qmp.events();
+        match self.qmp.execute("device_del", json!({"id": device})).await {
+            Ok(_) => {}
+            Err(error) if error.is_not_found() => return Deleted::Yes,
+            Err(qmp::Error::Closed) => return Deleted::MachineGone,
+            // "already in the process of unplug", and a QEMU that is slow.
+            Err(error) => tracing::debug!(device, %error, "device_del"),
+        }
+        self.deleted(&mut events, device).await
+    }
+
+    /// Removes the character device of a device that is gone.
+    async fn remove_last(&self, plugged: Plugged) {
         if let Err(error) = self.remove_chardev(&plugged.chardev).await {
             tracing::warn!(chardev = plugged.chardev, %error, "chardev left behind");
         }
@@ -314,6 +373,8 @@ impl Slots {
                 {
                     sleep(Duration::from_millis(20)).await;
                 }
+                // A QEMU that stands still does it when it goes on.
+                Err(qmp::Error::Timeout(_)) => {}
                 Err(qmp::Error::Closed) => return Ok(()),
                 Err(error) if error.is_not_found() => return Ok(()),
                 other => return other.map(drop),
@@ -322,6 +383,7 @@ impl Slots {
     }
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Deleted {
     Yes,
     NotYet,

@@ -93,6 +93,7 @@ impl Task {
                 Err(error) => return Err(qmp_problem(&error)),
             }
         };
+        self.post.tell(Event::Answers { key: self.key }).await;
         let discovered = machine::discover(&qmp, process.pid, (self.taps)(process.pid))
             .await
             .map_err(|error| machine_problem(&error))?;

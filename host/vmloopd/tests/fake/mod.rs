@@ -49,6 +49,9 @@ pub struct State {
     pub refuse_migrate: Option<String>,
     /// It begins to migrate when this command comes.
     pub migrate_at: Option<String>,
+    /// It stands still at this command, or before it greets (`greeting`), until
+    /// this is None.
+    pub hangs_at: Option<&'static str>,
     /// Commands that came, in order.
     pub heard: Vec<String>,
     /// Number of devices ever plugged, by id.
@@ -127,6 +130,7 @@ impl Qemu {
     }
 
     /// Ends it, as far as the agent can see.
+    #[allow(dead_code)]
     pub fn kill(&self) {
         // Nobody can connect any more.
         let _ = std::fs::remove_file(&self.path);
@@ -187,7 +191,15 @@ impl Qemu {
     }
 }
 
+/// Stands still, if it is to.
+fn hang(state: &Mutex<State>, at: &str) {
+    while state.lock().expect("no panic").hangs_at == Some(at) {
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
 fn serve(mut stream: UnixStream, state: &Mutex<State>, number: u8) -> std::io::Result<()> {
+    hang(state, "greeting");
     // What the real one may say before it greets: news, and the answer to
     // somebody who is gone.
     for first in [
@@ -203,6 +215,7 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>, number: u8) -> std::io::R
         while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = buffer.drain(..=end).collect();
             let request: Value = serde_json::from_slice(&line)?;
+            hang(state, request["execute"].as_str().unwrap_or_default());
             let (answer, event) = execute(&request, &mut fds, state, number);
             let mut reply = match answer {
                 Ok(value) => json!({"return": value}),
