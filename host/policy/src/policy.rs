@@ -111,9 +111,17 @@ impl Policy {
             let line = text[..span.start.min(text.len())].matches('\n').count() + 1;
             Invalid(format!("{file}:{line}: {what}"))
         };
-        let raw: File = toml::from_str(text).map_err(|error| {
+        let invalid = |error: toml::de::Error| {
             at(error.span().unwrap_or(0..0), error.message().trim().replace('\n', "; "))
-        })?;
+        };
+        // Half a file, or one that is still being written, must not open everything.
+        if toml::from_str::<toml::Table>(text).map_err(invalid)?.is_empty() {
+            return Err(at(
+                0..0,
+                "it says nothing; to let guests on the same bridge and VLAN talk, write: default = \"same-bridge\"".into(),
+            ));
+        }
+        let raw: File = toml::from_str(text).map_err(invalid)?;
 
         let ring_size = match raw.ring_size {
             None => RING_SIZE,
@@ -280,10 +288,18 @@ mod tests {
 
     #[test]
     fn without_groups() {
-        let policy = parse("").expect("an empty policy");
+        let policy = parse("default = 'same-bridge'").expect("a policy");
         assert!(policy.allows(who("a"), who("b")));
         assert_eq!((policy.ring_size, policy.idle_ms), (RING_SIZE, IDLE_MS));
         assert!(!parse("default = \"deny\"").expect("deny").allows(who("a"), who("b")));
+    }
+
+    #[test]
+    fn a_file_that_says_nothing() {
+        for text in ["", "\n", "# default = 'deny'\n"] {
+            let error = parse(text).expect_err("nothing is no policy");
+            assert!(error.starts_with("p:1: it says nothing"), "{error}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use anyhow::Context;
 
 use crate::host::print_json;
 use crate::options::{Command, Options};
-use crate::table::{Table, bytes, dash};
+use crate::table::{Table, bytes, dash, plural};
 use crate::top::{self, Row};
 use explain::Explanation;
 use netlink::{Modules, Peer, Status};
@@ -133,7 +133,7 @@ fn show_status(out: &mut dyn Write, status: &Status, why: &[Explanation]) -> io:
     if !status.routed_ips.is_empty() {
         writeln!(out, "routed      {}", status.routed_ips.join(" "))?;
     }
-    writeln!(out, "peers       {} ({} channels up)", status.peers, status.channels_up)?;
+    writeln!(out, "peers       {} ({} up)", status.peers, plural(status.channels_up, "channel"))?;
     for one in why {
         explain::show_line(out, one)?;
     }

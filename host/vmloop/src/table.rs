@@ -63,6 +63,11 @@ pub fn short(number: f64) -> String {
     format!("{number:.0}P")
 }
 
+/// `1 channel`, `2 channels`
+pub fn plural(number: u64, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
 /// `4 MiB`
 pub fn bytes(number: u64) -> String {
     let mut number = number;

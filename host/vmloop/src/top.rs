@@ -12,7 +12,7 @@ use ratatui::text::Line;
 use ratatui::widgets::{Cell, Row as TableRow, Table};
 use ratatui::{DefaultTerminal, Frame};
 
-use crate::table::{self, short};
+use crate::table::{self, plural, short};
 
 /// A channel: counters since it began.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -184,8 +184,8 @@ fn draw(frame: &mut Frame<'_>, rates: &[Rates], interval: Duration) {
     let bits: f64 = rates.iter().map(|one| one.out_bits + one.in_bits).sum();
     let up = rates.iter().filter(|one| one.state == "up").count();
     let title = format!(
-        "vmloop  {up} of {} channels up, {}bit/s in all, every {:.1} s   q: quit",
-        rates.len(),
+        "vmloop  {up} of {} up, {}bit/s in all, every {:.1} s   q: quit",
+        plural(rates.len() as u64, "channel"),
         short(bits),
         interval.as_secs_f64()
     );

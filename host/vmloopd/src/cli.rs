@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The command line of vmloopd, and its start.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -112,12 +113,16 @@ impl Options {
 /// Whatever keeps it from starting: configuration, policy, sockets.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let level: LevelFilter = options.log_level.parse().context("--log-level")?;
-    let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt()
+        .with_max_level(level)
+        // Colours are for people who look on, not for files.
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
     match options.log_format {
         LogFormat::Json => log.json().flatten_event(true).init(),
         // journald has times of its own.
         LogFormat::Text if std::env::var_os("JOURNAL_STREAM").is_some() => {
-            log.without_time().with_ansi(false).init();
+            log.without_time().init();
         }
         LogFormat::Text => log.with_target(false).init(),
     }

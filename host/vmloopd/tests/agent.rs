@@ -783,7 +783,7 @@ fn guests_that_the_host_routes_between() {
         told(&a, id_c).is_some_and(|peer| peer.ip_count == 0)
     });
     assert_eq!(agent.channels(), 1);
-    agent.policy(directory.path(), "# all\n");
+    agent.policy(directory.path(), "default = 'same-bridge'\n");
     wait("an end", || {
         a.hear();
         c.hear();

@@ -173,7 +173,7 @@ fn addresses_that_cannot_be_and_that_policy_forbids() {
 fn other_networks_only_where_the_policy_says_that_the_host_routes() {
     let mut members = vec![routed(1, port(1, 0)), routed(2, port(2, 0))];
     advertise(&mut members[1], "fd00::2", 5);
-    assert!(directory(&members, "", 0).is_empty());
+    assert!(directory(&members, "default = 'same-bridge'", 0).is_empty());
     let entries = directory(&members, ROUTED, 0);
     let [peer, own] = &entries[..] else { panic!("{entries:?}") };
     assert_eq!((peer.id, peer.gateway, peer.tagged), (2, Some(gateway(1)), false));

@@ -17,12 +17,19 @@ use rtnetlink::packet_route::link::{
     LinkMessage,
 };
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
+use tracing::warn;
 
 /// Changes come in bursts: look when it was quiet for this long.
 const QUIET: Duration = Duration::from_millis(30);
 /// Or after this, if it never is.
 const LATEST: Duration = Duration::from_millis(300);
+
+/// So often in a row the network may not be readable; the agent gives up then, and
+/// whoever has started it may start it again. All channels stay.
+const TRIES: u32 = 8;
+/// How long after the first time it is tried again; twice as long each further time.
+const RETRY: Duration = Duration::from_millis(200);
 
 /// One interface of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -314,33 +321,72 @@ fn is_route<T>((message, _): &(NetlinkMessage<RouteNetlinkMessage>, T)) -> bool 
 }
 
 /// Sends all interfaces at first and after each change, also of routes, until
-/// nobody receives.
+/// nobody receives. A dump that fails, as it may while interfaces come and go, is
+/// begun again; meanwhile what was sent last holds.
 ///
 /// # Errors
-/// Those of rtnetlink.
+/// Those of rtnetlink, if they come [`TRIES`] times in a row.
 pub async fn watch(to: mpsc::Sender<Links>) -> anyhow::Result<()> {
+    let mut seen = Seen::default();
+    let mut failures = Failures::default();
+    loop {
+        let mut is_useful = false;
+        let Err(error) = watch_until_error(&to, &mut seen, &mut is_useful).await else {
+            return Ok(());
+        };
+        let Some(wait) = failures.wait(is_useful) else { return Err(error) };
+        warn!(%error, ?wait, "the host's network cannot be read; trying again");
+        sleep(wait).await;
+    }
+}
+
+/// How often in a row the network could not be read.
+#[derive(Default)]
+struct Failures(u32);
+
+impl Failures {
+    /// How long to wait after one more, before which it was read (`is_useful`) or
+    /// not; none after too many.
+    fn wait(&mut self, is_useful: bool) -> Option<Duration> {
+        self.0 = if is_useful { 1 } else { self.0 + 1 };
+        (self.0 < TRIES).then(|| RETRY * 2_u32.pow(self.0 - 1))
+    }
+}
+
+/// What is kept from one watch to the next.
+#[derive(Default)]
+struct Seen {
+    last: Option<Links>,
+    routes: u64,
+}
+
+/// Watches until nobody receives; says in `is_useful` that it has read the network.
+async fn watch_until_error(
+    to: &mpsc::Sender<Links>,
+    Seen { last, routes }: &mut Seen,
+    is_useful: &mut bool,
+) -> anyhow::Result<()> {
     let (connection, handle, mut events) = rtnetlink::new_multicast_connection(&[
         MulticastGroup::Link,
         MulticastGroup::Ipv4Route,
         MulticastGroup::Ipv6Route,
     ])?;
     tokio::spawn(connection);
-    let mut last = None;
-    let mut routes = 0;
     loop {
         let mut links = read(&handle).await?;
-        links.routes = routes;
+        *is_useful = true;
+        links.routes = *routes;
         if last.as_ref() != Some(&links) {
-            last = Some(links.clone());
+            *last = Some(links.clone());
             if to.send(links).await.is_err() {
                 return Ok(());
             }
         }
         let Some(event) = events.next().await else { anyhow::bail!("rtnetlink ended") };
-        routes += u64::from(is_route(&event));
+        *routes += u64::from(is_route(&event));
         let quiet = async {
             while let Ok(Some(event)) = timeout(QUIET, events.next()).await {
-                routes += u64::from(is_route(&event));
+                *routes += u64::from(is_route(&event));
             }
         };
         // Late is as good as quiet.
@@ -428,6 +474,23 @@ mod tests {
         assert!(links.port("tap0").is_err());
         assert!(Links::new([(2, Link { up: false, ..vif })]).alone("tap0").is_none(), "down");
         assert!(Links::new([(2, tap(1))]).alone("tap0").is_none(), "in a bridge");
+    }
+
+    #[test]
+    fn a_dump_that_fails_is_begun_again() {
+        // As often as it likes, if it works in between.
+        let mut failures = Failures::default();
+        for _ in 0..3 * TRIES {
+            assert_eq!(failures.wait(true), Some(RETRY));
+        }
+        assert_eq!(failures.wait(false), Some(2 * RETRY));
+        assert_eq!(failures.wait(true), Some(RETRY));
+
+        // And in a row for some 25 s.
+        let mut failures = Failures::default();
+        let waits: Vec<Duration> = std::iter::from_fn(|| failures.wait(false)).collect();
+        assert_eq!(waits.len(), 7);
+        assert_eq!(waits.iter().sum::<Duration>(), RETRY * 127);
     }
 
     #[tokio::test]
