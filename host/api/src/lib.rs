@@ -161,6 +161,12 @@ pub struct Status {
     pub channels_up: usize,
     /// channels in any state
     pub channels: usize,
+    /// bytes that their rings may take
+    #[serde(default)]
+    pub memory: u64,
+    /// and how many they may take at most; absent if there is no bound
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_max: Option<u64>,
     /// file of the policy
     pub policy: PathBuf,
     /// which policy is in force: `file`, as it stands; `none`, the default one,
@@ -204,6 +210,9 @@ pub struct Counters {
     pub control_broken: u64,
     /// times that a guest was slowed down, as it said too much
     pub throttled: u64,
+    /// channels that were not made, as their rings would have taken too much memory
+    #[serde(default)]
+    pub out_of_memory: u64,
     /// guests that went away
     pub guests_gone: u64,
 }

@@ -46,6 +46,7 @@ pub(crate) struct File {
     pub(crate) ring_size: Option<Spanned<Size>>,
     pub(crate) idle_ms: Option<u32>,
     pub(crate) max_channels: Option<Spanned<u32>>,
+    pub(crate) max_memory: Option<Size>,
     #[serde(default)]
     pub(crate) group: Vec<FileGroup>,
     #[serde(default)]

@@ -51,6 +51,9 @@ pub struct Policy {
     pub idle_ms: u32,
     /// channels that one guest can have
     pub max_channels: u32,
+    /// bytes that the rings of all channels of the host may take together; None
+    /// for the agent's own bound
+    pub max_memory: Option<u64>,
     /// the text that it was read from
     pub text: String,
 }
@@ -65,6 +68,7 @@ impl Default for Policy {
             ring_size: RING_SIZE,
             idle_ms: IDLE_MS,
             max_channels: MAX_CHANNELS,
+            max_memory: None,
             text: "# no policy file: guests on the same bridge and VLAN may talk\n".into(),
         }
     }
@@ -179,6 +183,7 @@ impl Policy {
             ring_size,
             idle_ms: raw.idle_ms.unwrap_or(IDLE_MS),
             max_channels,
+            max_memory: raw.max_memory.map(|size| size.0),
             text: text.to_owned(),
         })
     }

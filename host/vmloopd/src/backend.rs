@@ -27,6 +27,8 @@ pub struct Capabilities {
     pub names: bool,
     /// A guest must be prepared before it is migrated or saved.
     pub prepares: bool,
+    /// The rings of channels are the host's memory, not the guests' own.
+    pub gives_memory: bool,
     /// how long guests may take to send their counters
     pub stats: Duration,
 }

@@ -36,5 +36,5 @@ macro_rules! counters {
 
 counters! {
     channels_opened channels_closed channels_failed channels_broken wants refused malformed control_broken
-    throttled guests_gone
+    throttled out_of_memory guests_gone
 }

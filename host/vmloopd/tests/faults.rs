@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use fake::agent::{Agent, link, meet, two_guests};
 use fake::{Modules, Qemu, wait};
 use vmloop_abi::shm;
-use vmloop_api::Request;
+use vmloop_api::{Request, Status};
 use zerocopy::IntoBytes;
 
 /// Guests 1 to 3, all of which know of each other.
@@ -292,4 +292,38 @@ fn two_that_keep_what_was_revoked() {
     wait("an end", || agent.channels() == 0);
     assert!(status().problems.is_empty());
     plug(&mut a, 3, &all[0], &all[2]);
+}
+
+#[test]
+fn all_channels_together_take_no_more_memory_than_the_policy_says() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let all = qemus(&directory);
+    let agent = Agent::start(directory.path());
+    let [mut a, _b, mut c] = three(&agent, &all);
+    let status = || {
+        let status = agent.ask(Request::Status).expect("a status");
+        serde_json::from_value::<Status>(status).expect("a status")
+    };
+    let most = status().memory_max.expect("a bound, also if the policy says none");
+    assert!(most > 64 << 20, "{most}");
+
+    // Two rings of 4 MiB each: one channel, and not another.
+    agent.policy(directory.path(), "default = 'same-bridge'\nmax_memory = '15M'\n");
+    plug(&mut a, 2, &all[0], &all[1]);
+    let said = status();
+    assert_eq!((said.memory, said.memory_max), (8 << 20, Some(15 << 20)));
+    assert!(said.problems.iter().any(|one| one.contains("max_memory")), "{:?}", said.problems);
+    let wanted = peer(&c, 1);
+    c.want(&wanted);
+    wait("a refusal", || {
+        c.hear();
+        !c.refused.is_empty()
+    });
+    assert_eq!(c.refused, [shm::VMLOOP_REFUSED_SLOTS]);
+    assert_eq!((agent.channels(), status().counters.out_of_memory), (1, 1));
+
+    agent.policy(directory.path(), "default = 'same-bridge'\nmax_memory = '16M'\n");
+    assert!(status().problems.is_empty());
+    plug(&mut c, 1, &all[2], &all[0]);
+    assert_eq!(status().memory, 16 << 20);
 }

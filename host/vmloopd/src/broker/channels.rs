@@ -59,6 +59,12 @@ pub(super) struct Channel {
 }
 
 impl Channel {
+    /// Bytes that its rings may take. What an earlier agent gave them is not known:
+    /// `otherwise` then.
+    fn memory(&self, otherwise: u32) -> u64 {
+        2 * u64::from(if self.ring_size == 0 { otherwise } else { self.ring_size })
+    }
+
     pub(super) fn side_of(&self, guest: Key) -> Option<usize> {
         self.sides.iter().position(|side| side.guest == guest)
     }
@@ -118,6 +124,11 @@ impl Channels {
 
     pub(super) fn len(&self) -> usize {
         self.all.len()
+    }
+
+    /// Bytes that the rings of all may take; `otherwise` for a ring that is not known.
+    pub(super) fn memory(&self, otherwise: u32) -> u64 {
+        self.all.values().map(|channel| channel.memory(otherwise)).sum()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (ChannelKey, &Channel)> {

@@ -70,6 +70,8 @@ impl Broker {
             guests_ready: self.guests.iter().filter(|(_, guest)| guest.hello.is_some()).count(),
             channels_up: self.channels.iter().filter(up).count(),
             channels: self.channels.len(),
+            memory: self.memory(),
+            memory_max: self.memory_max(),
             policy: self.policy.source().path.clone(),
             policy_state: self.policy.state().name().into(),
             policy_since: seconds(self.policy.since()),
@@ -95,6 +97,9 @@ impl Broker {
             let (a, b, _) = channel.label();
             format!("{a} and {b} keep shared memory that the policy has taken from them; end one of the two")
         }));
+        if !self.have_memory() {
+            problems.push("no more channels: their rings may take no more memory; see max_memory and ring_size of the policy".into());
+        }
         problems.sort_unstable();
         problems.dedup();
         problems

@@ -161,6 +161,10 @@ impl Broker {
                 return Err((shm::VMLOOP_REFUSED_SLOTS, SLOTS_RETRY));
             }
         }
+        if !self.have_memory() {
+            self.post.counters.out_of_memory.add(1);
+            return Err((shm::VMLOOP_REFUSED_SLOTS, SLOTS_RETRY));
+        }
         let used = |tag| self.tag_used(key, tag) || self.tag_used(other_key, tag);
         let Some(tag) = free_tag(self.last_tag, used) else {
             return Err((shm::VMLOOP_REFUSED_SLOTS, SLOTS_RETRY));
@@ -172,6 +176,27 @@ impl Broker {
         }
         self.dirty = true;
         Ok(made)
+    }
+
+    /// Bytes that the rings of all channels may take.
+    pub(super) fn memory(&self) -> u64 {
+        self.channels.memory(self.policy.ring_size)
+    }
+
+    /// Bytes that they may take at most: what the policy says, or, if they are the
+    /// host's own memory, a quarter of that.
+    pub(super) fn memory_max(&self) -> Option<u64> {
+        let host = || {
+            let host = rustix::system::sysinfo();
+            u64::from(host.mem_unit) * host.totalram / 4
+        };
+        self.policy.max_memory.or_else(|| self.capabilities.gives_memory.then(host))
+    }
+
+    /// Whether there may be one more channel.
+    pub(super) fn have_memory(&self) -> bool {
+        let one = 2 * u64::from(self.policy.ring_size);
+        self.memory_max().is_none_or(|most| self.memory() + one <= most)
     }
 
     fn tag_used(&self, guest: Key, tag: u32) -> bool {

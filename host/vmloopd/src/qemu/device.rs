@@ -37,6 +37,9 @@ pub enum Error {
     /// There is no slot for it.
     #[error("no free {0}")]
     Slots(&'static str),
+    /// There are slots, and none has room for so many bytes.
+    #[error("the memory windows of all empty root ports are smaller than {} MiB", .0 >> 20)]
+    Small(u64),
     /// The machine's firmware is at work, or has not begun.
     #[error("the machine is still booting")]
     Booting,
@@ -56,6 +59,9 @@ impl Error {
                 "start QEMU with more of -device pcie-root-port,id=rpN,chassis=N,pref64-reserve=64M; one for the control device and one for each peer"
             }
             Self::Slots(_) => "unplug another device; each channel needs a PCI slot",
+            Self::Small(_) => {
+                "start QEMU with a larger pref64-reserve for its root ports (64M is enough for rings of 16 MiB), or take a smaller ring_size in the policy"
+            }
             Self::Booting => "it is tried again",
             Self::Qmp(error) => error.hint(),
             Self::Io(_) => "",
@@ -258,6 +264,7 @@ impl Slots {
         match slots::free_slot(&self.qmp, self.kind, size).await {
             Ok(bus) => Ok(bus),
             Err(NoSlot::Full(what)) => Err(Error::Slots(what)),
+            Err(NoSlot::Small(size)) => Err(Error::Small(size)),
             // An ivshmem device answers at its addresses as soon as it is plugged
             // (ivshmem_common_realize() in QEMU's hw/misc/ivshmem.c; only a reset
             // of the machine ends that). Firmware learns a BAR's size by writing

@@ -68,7 +68,7 @@ impl End {
 
 fn failure(side: usize, error: &Error) -> Failure {
     let reason = match error {
-        Error::Slots(_) => shm::VMLOOP_REFUSED_SLOTS,
+        Error::Slots(_) | Error::Small(_) => shm::VMLOOP_REFUSED_SLOTS,
         _ => shm::VMLOOP_REFUSED_FAILED,
     };
     Failure { side, reason, text: error.to_string(), hint: error.hint() }

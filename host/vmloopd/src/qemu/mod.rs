@@ -53,6 +53,7 @@ impl Backend for Qemu {
             finds_all: false,
             names: false,
             prepares: true,
+            gives_memory: true,
             stats: STATS,
         }
     }

@@ -26,6 +26,9 @@ pub enum NoSlot {
     /// Every place has a device.
     #[error("no free {0}")]
     Full(&'static str),
+    /// Empty root ports there are, and their windows are too small for so many bytes.
+    #[error("no root port with room for {0} bytes")]
+    Small(u64),
     /// Firmware has not given the machine's devices their addresses, since it
     /// was started or reset.
     #[error("the machine is still booting")]
@@ -73,7 +76,7 @@ async fn free_port(qmp: &Qmp, buses: &Value, size: u64) -> Result<String, NoSlot
             _ => at += 1,
         }
     }
-    choose_port(buses, &ports, size).ok_or(NoSlot::Full("PCI Express root port"))
+    choose_port(buses, &ports, size)
 }
 
 /// The slots of a PC's bus that have a device.
@@ -83,27 +86,30 @@ fn used_slots(buses: &Value) -> HashSet<u64> {
 }
 
 /// The first empty root port whose prefetchable window is large enough, or, as
-/// firmware may still be about to set the windows, the first empty one.
-fn choose_port(buses: &Value, ports: &[String], size: u64) -> Option<String> {
-    let mut second = None;
-    for bus in buses.as_array()? {
-        for device in bus["devices"].as_array().map(Vec::as_slice).unwrap_or_default() {
-            let name = device["qdev_id"].as_str().unwrap_or_default();
-            let bridge = &device["pci_bridge"];
-            let empty = bridge["devices"].as_array().is_none_or(Vec::is_empty);
-            if !bridge.is_object() || !empty || !ports.iter().any(|port| port == name) {
-                continue;
-            }
-            let window = &bridge["bus"]["prefetchable_range"];
-            let base = window["base"].as_u64().unwrap_or(0);
-            let limit = window["limit"].as_u64().unwrap_or(0);
-            if limit > base && limit - base + 1 >= size {
-                return Some(name.to_owned());
-            }
-            second.get_or_insert_with(|| name.to_owned());
+/// firmware may still be about to set the windows, the first empty one without any.
+fn choose_port(buses: &Value, ports: &[String], size: u64) -> Result<String, NoSlot> {
+    let mut without = None;
+    let mut why_not = NoSlot::Full("PCI Express root port");
+    let buses = buses.as_array().map(Vec::as_slice).unwrap_or_default();
+    for device in buses.iter().filter_map(|bus| bus["devices"].as_array()).flatten() {
+        let name = device["qdev_id"].as_str().unwrap_or_default();
+        let bridge = &device["pci_bridge"];
+        let empty = bridge["devices"].as_array().is_none_or(Vec::is_empty);
+        if !bridge.is_object() || !empty || !ports.iter().any(|port| port == name) {
+            continue;
+        }
+        let window = &bridge["bus"]["prefetchable_range"];
+        let base = window["base"].as_u64().unwrap_or(0);
+        let limit = window["limit"].as_u64().unwrap_or(0);
+        if limit <= base {
+            without.get_or_insert(name);
+        } else if limit - base >= size - 1 {
+            return Ok(name.to_owned());
+        } else {
+            why_not = NoSlot::Small(size);
         }
     }
-    second
+    without.map(str::to_owned).ok_or(why_not)
 }
 
 /// Whether any of these devices, or one behind them, answers at an address.
@@ -162,8 +168,12 @@ mod tests {
             port("rp2", 0x10_0000_0000, 0x10_03ff_ffff, json!([])),
         ]}]);
         let ports = ["rp0", "rp1", "rp2"].map(str::to_owned);
-        assert_eq!(choose_port(&buses, &ports, 16 << 20).as_deref(), Some("rp2"));
-        assert_eq!(choose_port(&buses, &ports, 128 << 20).as_deref(), Some("rp1"));
-        assert_eq!(choose_port(&buses, &ports[..1], 1), None);
+        let choose = |ports, size| choose_port(&buses, ports, size);
+        assert_eq!(choose(&ports, 16 << 20).expect("a port"), "rp2");
+        assert_eq!(choose(&ports, 64 << 20).expect("a port"), "rp2");
+        // What rp1 will have is not known yet; that rp2 is too small is.
+        assert_eq!(choose(&ports, 128 << 20).expect("a port"), "rp1");
+        assert!(matches!(choose(&ports[2..], 128 << 20), Err(NoSlot::Small(_))));
+        assert!(matches!(choose(&ports[..1], 1), Err(NoSlot::Full(_))));
     }
 }

@@ -23,6 +23,11 @@ const LATEST: Duration = Duration::from_millis(500);
 /// A socket exists before somebody listens on it: how often to try, waiting
 /// 100 ms, 200 ms and so on in between.
 const TRIES: u32 = 6;
+/// A machine that cannot be attached to now may be later: it boots, or somebody
+/// else has its QMP. It is tried again after so long, twice as long each further
+/// time, and at the latest after [`RETRY_MAX`].
+const RETRY: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(60);
 /// Directories that one pattern may lead to.
 const DIRECTORIES_MAX: usize = 4096;
 
@@ -75,8 +80,11 @@ fn expand(pattern: &str) -> (BTreeSet<PathBuf>, BTreeSet<PathBuf>) {
     (directories, sockets)
 }
 
+/// Device, inode, and time of the last change.
+type Incarnation = (u64, u64, i64, i64);
+
 /// What makes a socket another one than that of the same name before.
-fn incarnation(path: &Path) -> Option<(u64, u64, i64, i64)> {
+fn incarnation(path: &Path) -> Option<Incarnation> {
     let meta = path.metadata().ok()?;
     Some((meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec()))
 }
@@ -107,7 +115,7 @@ pub async fn run(
         }
     })?;
     let mut watched = BTreeSet::new();
-    let mut tried: HashMap<PathBuf, (u64, u64, i64, i64)> = HashMap::new();
+    let mut tried: HashMap<PathBuf, Incarnation> = HashMap::new();
     loop {
         let mut sockets = BTreeSet::new();
         let mut more = false;
@@ -146,7 +154,7 @@ pub async fn run(
                 continue;
             }
             let name = names.get(&path).cloned().flatten();
-            tokio::spawn(attach(path, name, broker.clone()));
+            tokio::spawn(attach(path, now, name, broker.clone()));
         }
         if more {
             continue;
@@ -160,8 +168,17 @@ pub async fn run(
     }
 }
 
-async fn attach(path: PathBuf, name: Option<String>, broker: mpsc::Sender<Event>) {
-    for attempt in 0..TRIES {
+/// Asks to be attached to a machine until it is, or its socket is another one.
+async fn attach(
+    path: PathBuf,
+    socket: Incarnation,
+    name: Option<String>,
+    broker: mpsc::Sender<Event>,
+) {
+    let mut deaf = 0;
+    let mut wait = RETRY;
+    let mut said = String::new();
+    while incarnation(&path) == Some(socket) {
         let (reply, answer) = oneshot::channel();
         let event = Event::Appeared { path: path.clone(), name: name.clone(), reply };
         if broker.send(event).await.is_err() {
@@ -170,8 +187,9 @@ async fn attach(path: PathBuf, name: Option<String>, broker: mpsc::Sender<Event>
         let Ok(Err(problem)) = answer.await else { return };
         match problem.code.as_str() {
             "attached-already" => return,
-            "qmp-nobody-listens" if attempt + 1 < TRIES => {
-                sleep(Duration::from_millis(100 << attempt)).await;
+            "qmp-nobody-listens" if deaf + 1 < TRIES => {
+                sleep(Duration::from_millis(100 << deaf)).await;
+                deaf += 1;
             }
             // A socket that the QEMU before left.
             "qmp-nobody-listens" | "qmp-not-found" => {
@@ -179,8 +197,14 @@ async fn attach(path: PathBuf, name: Option<String>, broker: mpsc::Sender<Event>
                 return;
             }
             _ => {
-                warn!(socket = %path.display(), %problem, "cannot attach");
-                return;
+                // Once for each reason: it may stay as it is for days.
+                let again = problem.to_string();
+                if again != said {
+                    warn!(socket = %path.display(), %problem, "cannot attach; trying again");
+                    said = again;
+                }
+                sleep(wait).await;
+                wait = (2 * wait).min(RETRY_MAX);
             }
         }
     }
@@ -189,6 +213,10 @@ async fn attach(path: PathBuf, name: Option<String>, broker: mpsc::Sender<Event>
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;
+
+    use vmloop_api::Problem;
+
+    use crate::answer::Answer;
 
     use super::*;
 
@@ -211,6 +239,24 @@ mod tests {
         let missing = root.join("not/yet/qmp.sock").display().to_string();
         let (directories, _) = expand(&missing);
         assert_eq!(directories.into_iter().collect::<Vec<_>>(), [root]);
+    }
+
+    #[tokio::test]
+    async fn a_machine_that_was_refused_is_tried_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().canonicalize().expect("its path").join("g1.sock");
+        let _listener = UnixListener::bind(&path).expect("a socket");
+        let (broker, mut inbox) = mpsc::channel(4);
+        let asking = tokio::spawn(run(vec![path.display().to_string()], Vec::new(), broker));
+        let in_time = Duration::from_secs(10);
+        for answer in [Err(Problem::new("booting", "it boots")), Ok(Answer::Nothing)] {
+            let event = timeout(in_time, inbox.recv()).await.expect("in time");
+            let Some(Event::Appeared { reply, .. }) = event else { panic!("not an event") };
+            reply.send(answer).expect("somebody waits");
+        }
+        // It is attached to: nobody asks any more.
+        assert!(timeout(3 * RETRY, inbox.recv()).await.is_err());
+        asking.abort();
     }
 
     #[tokio::test]

@@ -166,6 +166,7 @@ impl Backend for Xen {
             finds_all: true,
             names: true,
             prepares: false,
+            gives_memory: false,
             stats: STATS,
         }
     }
