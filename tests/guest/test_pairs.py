@@ -79,6 +79,49 @@ def test_guest_outside_of_the_group(net, g1, g2, g3):
     net.bring_up(g2, g3)
 
 
+XDP = """
+echo '__attribute__((section("xdp"), used)) int pass(void *context) { return 2; }' >/run/pass.c
+clang -O2 -target bpf -c /run/pass.c -o /run/pass.o
+"""
+FILTERS = {
+    "tc": ("tc qdisc add dev TAP clsact", "tc qdisc del dev TAP clsact"),
+    "xdp": (f"{XDP}ip link set TAP xdpgeneric obj /run/pass.o sec xdp", "ip link set TAP xdpgeneric off"),
+    "locked": ("bridge link set dev TAP locked on", "bridge link set dev TAP locked off"),
+}
+
+
+@pytest.mark.kvm_only
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("tc", marks=pytest.mark.main("a channel gets around what the host has on a tap")), "xdp", "locked"],
+)
+def test_filter_on_a_tap(net, g1, g2, name):
+    """A channel goes when a filter comes to a tap, and returns when it goes, unless the policy ignores filters."""
+    come, go = (words.replace("TAP", g1.spec.tap) for words in FILTERS[name])
+
+    def blocked():
+        return next(one for one in net.listing()["guests"] if one["name"] == "g1")["nics"][0]["blocked"]
+
+    assert blocked() == ""
+    net.host.run(f"set -e\n{come}", timeout=60 * net.slow)
+    try:
+        for guest, peer in ((g1, g2), (g2, g1)):
+            net.wait_state(guest, peer, "gone")
+        assert g1.spec.tap in blocked() and 'filters = "ignore"' in blocked()
+        assert g1.spec.tap in net.command("ls").out, "people are told as well"
+        until(lambda: not net.channel_count(g1), 10 * net.slow, "g1 has no channel")
+        net.set_policy("idle_ms = 0\nfilters = 'ignore'\n")
+        net.bring_up(g1, g2)
+        net.set_policy("idle_ms = 0\n")
+        net.wait_state(g1, g2, "gone")
+    finally:
+        net.host.run(go)
+        net.set_policy("idle_ms = 0\n")
+    net.bring_up(g1, g2)
+    with net.carried(g1, g2):
+        g1.run(f"ping -c 3 -i 0.05 -q {g2.ip}")
+
+
 def test_fourth_guest(lab, net, g1, g2, g3):
     """It joins, has a channel with each of the others, and goes again.
 

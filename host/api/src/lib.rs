@@ -275,11 +275,24 @@ pub struct Guest {
     pub kernel: String,
     /// its interfaces
     pub nics: Vec<Nic>,
-    /// the addresses that it advertised
+    /// the addresses that it advertised, but for those that are somebody else's
     pub ips: Vec<String>,
+    /// addresses that it advertised, and that another guest had before: nobody is
+    /// told that they are its own
+    #[serde(default)]
+    pub disputed_ips: Vec<Disputed>,
     /// of those, the ones by which others reach it through the host's routing
     #[serde(default)]
     pub routed_ips: Vec<String>,
+}
+
+/// An address that a guest claims, and another one has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Disputed {
+    /// the address
+    pub ip: String,
+    /// name of the guest that has it
+    pub owner: String,
 }
 
 /// One network interface of a guest.

@@ -19,6 +19,17 @@ pub enum Fallback {
     Deny,
 }
 
+/// What the host's own filters of frames mean for channels, which they do not see.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Filters {
+    /// An interface that one looks at has no channels.
+    #[default]
+    Respect,
+    /// It has.
+    Ignore,
+}
+
 /// Why a policy cannot be used; names the file and the line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid(pub(crate) String);
@@ -43,6 +54,8 @@ impl Invalid {
 pub(crate) struct File {
     #[serde(default)]
     pub(crate) default: Fallback,
+    #[serde(default)]
+    pub(crate) filters: Filters,
     pub(crate) ring_size: Option<Spanned<Size>>,
     pub(crate) idle_ms: Option<u32>,
     pub(crate) max_channels: Option<Spanned<u32>>,

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use vmloop_abi::memory::{RING_MAX, RING_MIN};
 
-use crate::file::{At, Fallback, File, FileRouted, Invalid, all, one, some};
+use crate::file::{At, Fallback, File, FileRouted, Filters, Invalid, all, one, some};
 use crate::guests::{Guests, Who};
 use crate::pattern::Pattern;
 use crate::prefix::Prefix;
@@ -45,6 +45,8 @@ pub struct Policy {
     groups: Vec<Group>,
     routed: Vec<Routed>,
     guests: Vec<GuestRule>,
+    /// what the host's own filters mean
+    pub filters: Filters,
     /// bytes of each ring of new channels
     pub ring_size: u32,
     /// channels without traffic for so many milliseconds are closed; 0: never
@@ -65,6 +67,7 @@ impl Default for Policy {
             groups: Vec::new(),
             routed: Vec::new(),
             guests: Vec::new(),
+            filters: Filters::Respect,
             ring_size: RING_SIZE,
             idle_ms: IDLE_MS,
             max_channels: MAX_CHANNELS,
@@ -180,6 +183,7 @@ impl Policy {
             groups,
             routed,
             guests,
+            filters: raw.filters,
             ring_size,
             idle_ms: raw.idle_ms.unwrap_or(IDLE_MS),
             max_channels,
@@ -297,6 +301,13 @@ mod tests {
         assert!(policy.allows(who("a"), who("b")));
         assert_eq!((policy.ring_size, policy.idle_ms), (RING_SIZE, IDLE_MS));
         assert!(!parse("default = \"deny\"").expect("deny").allows(who("a"), who("b")));
+    }
+
+    #[test]
+    fn filters() {
+        assert_eq!(parse("idle_ms = 0").expect("a policy").filters, Filters::Respect);
+        assert_eq!(parse("filters = 'ignore'").expect("a policy").filters, Filters::Ignore);
+        assert!(parse("filters = 'some'").is_err());
     }
 
     #[test]

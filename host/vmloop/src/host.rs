@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use vmloop_api::{
-    Broken, Channel, Client, Event, Guest, Listing, Migrated, Nic, Request, Stats, Status,
+    Broken, Channel, Client, Disputed, Event, Guest, Listing, Migrated, Nic, Request, Stats, Status,
 };
 use vmloop_policy::Policy as Checked;
 
@@ -282,6 +282,11 @@ fn show_listing(out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
     for guest in listing.guests.iter().filter(routed) {
         let ips = dash(&guest.routed_ips.join(" "));
         writeln!(out, "{} is reached through the host by: {ips}", guest.name)?;
+    }
+    for guest in &listing.guests {
+        for Disputed { ip, owner } in &guest.disputed_ips {
+            writeln!(out, "{} also says that it is {ip}, which is {owner}'s", guest.name)?;
+        }
     }
     show_broken(out, &listing.broken)?;
     if listing.channels.is_empty() {

@@ -174,6 +174,7 @@ async fn main(config: Config, hypervisor: Hypervisor) -> anyhow::Result<()> {
             guests: config.guest,
             taps: qemu::nics::taps,
             prepared: Duration::from_secs(config.prepared_s.into()),
+            vfio: config.vfio,
         })
     };
     let counters = Arc::new(Counters::default());

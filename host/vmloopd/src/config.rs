@@ -17,6 +17,17 @@ pub struct GuestConfig {
     pub name: Option<String>,
 }
 
+/// What happens with machines that have devices of the host's own (VFIO).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Vfio {
+    /// They get no shared memory.
+    #[default]
+    Refuse,
+    /// They get it as others do.
+    Allow,
+}
+
 /// Where the policy is unless somebody says otherwise.
 pub const POLICY: &str = "/etc/vmloop/policy.toml";
 
@@ -41,6 +52,8 @@ pub struct Config {
     /// for how many seconds a guest that was prepared for a migration waits for
     /// it, 1 to 86400
     pub prepared_s: u32,
+    /// whether machines with VFIO devices get shared memory
+    pub vfio: Vfio,
 }
 
 impl Default for Config {
@@ -53,6 +66,7 @@ impl Default for Config {
             watch: Vec::new(),
             guest: Vec::new(),
             prepared_s: 60,
+            vfio: Vfio::Refuse,
         }
     }
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use fake::agent::{Agent, link, meet, two_guests};
 use fake::{Modules, Qemu, wait};
 use vmloop_abi::shm;
-use vmloop_api::Request;
+use vmloop_api::{Disputed, Request};
 use vmloop_policy::in_force::Source;
 use vmloopd::event::Event;
 use vmloopd::machine::NoTaps;
@@ -819,6 +819,15 @@ fn routed_addresses_of_two_guests() {
     wait("what is the second's own", || of(&mut a, id_d, &["10.2.0.14"]));
     wait("what is the third's own", || of(&mut a, id_e, &["10.5.0.2"]));
     assert!(of(&mut a, id_c, &["10.2.0.13"]));
+    let guests = agent.list(Request::List).guests;
+    let shown = |name: &str| {
+        let guest = guests.iter().find(|guest| guest.name == name).expect("a guest");
+        (guest.ips.join(" "), guest.disputed_ips.clone())
+    };
+    let disputed = || vec![Disputed { ip: "10.2.0.13".into(), owner: "g3".into() }];
+    assert_eq!(shown("g3"), ("10.2.0.13/24".into(), Vec::new()));
+    assert_eq!(shown("g4"), ("10.2.0.14/24".into(), disputed()));
+    assert_eq!(shown("g5"), ("10.5.0.2/24".into(), disputed()));
     assert_eq!(told(&a, id_e).map(|peer| peer.gateway), Some(gateway(1)));
     wait("the first at the third", || of(&mut e, id_c, &["10.2.0.13"]));
     assert_eq!(told(&e, id_c).map(|peer| peer.gateway), Some(gateway(5)));

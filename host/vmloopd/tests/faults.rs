@@ -11,6 +11,7 @@ use fake::agent::{Agent, link, meet, two_guests};
 use fake::{Modules, Qemu, wait};
 use vmloop_abi::shm;
 use vmloop_api::{Request, Status};
+use vmloopd::config::Vfio;
 use zerocopy::IntoBytes;
 
 /// Guests 1 to 3, all of which know of each other.
@@ -326,4 +327,35 @@ fn all_channels_together_take_no_more_memory_than_the_policy_says() {
     assert!(status().problems.is_empty());
     plug(&mut c, 1, &all[2], &all[0]);
     assert_eq!(status().memory, 16 << 20);
+}
+
+#[test]
+fn a_machine_with_a_device_of_the_hosts_own_gets_no_memory() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let all = qemus(&directory);
+    let agent = Agent::start(directory.path());
+    let [mut a, ..] = three(&agent, &all);
+    let late = Qemu::start(directory.path(), 4);
+    late.state().vfio = Some("gpu0");
+    let attach =
+        |agent: &Agent| agent.ask(Request::Attach { qmp: late.path.clone(), name: None }).map(drop);
+    let problem = attach(&agent).expect_err("it has one");
+    assert_eq!(problem.code, "vfio");
+    assert!(problem.message.contains("gpu0") && problem.hint.contains("vfio = \"allow\""));
+
+    // One that gets it later has what it has, and nothing more.
+    plug(&mut a, 2, &all[0], &all[1]);
+    all[2].state().vfio = Some("gpu0");
+    let wanted = peer(&a, 3);
+    a.want(&wanted);
+    wait("a refusal", || {
+        a.hear();
+        !a.refused.is_empty()
+    });
+    assert_eq!(a.refused, [shm::VMLOOP_REFUSED_FAILED]);
+    assert!(!all[2].state().plugged.keys().any(|id| id.starts_with("vmloop-ch")));
+
+    agent.kill();
+    let agent = Agent::with(directory.path(), |setup| setup.vfio = Vfio::Allow);
+    assert!(attach(&agent).is_ok());
 }

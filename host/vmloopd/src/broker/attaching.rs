@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Guests that come and go: attached, detached, renamed, gone.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 
 use tokio::sync::oneshot;
@@ -178,7 +178,7 @@ impl Broker {
             later: Later::default(),
             rescans: Bucket::new(0.2, 3.0),
             told: None,
-            disputes: HashSet::new(),
+            disputes: BTreeMap::new(),
             leaving: None,
             preparing: Instant::now(),
             moving: Moving::No,

@@ -113,7 +113,8 @@ impl Broker {
 
     fn describe(&self, guest: &Guest) -> api::Guest {
         let hello = guest.hello.as_ref();
-        let addresses = guest.addresses.iter();
+        let addresses = guest.addresses.iter().map(|(address, _)| address);
+        let disputes = guest.disputes.iter();
         api::Guest {
             name: guest.name.clone(),
             id: hex(guest.machine.id),
@@ -127,7 +128,11 @@ impl Broker {
             kernel: hello.map(|hello| hello.kernel.clone()).unwrap_or_default(),
             nics: guest.machine.nics.iter().map(|nic| self.describe_nic(guest, nic)).collect(),
             ips: addresses
-                .map(|(address, _)| format!("{}/{}", address.ip, address.prefix))
+                .filter(|address| !guest.disputes.contains_key(&address.ip))
+                .map(|address| format!("{}/{}", address.ip, address.prefix))
+                .collect(),
+            disputed_ips: disputes
+                .map(|(ip, owner)| api::Disputed { ip: ip.to_string(), owner: owner.clone() })
                 .collect(),
             routed_ips: guest.routed.iter().map(|address| address.ip.to_string()).collect(),
         }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tracing::warn;
 use vmloop_abi::message::{Address, AgentMessage};
 use vmloop_abi::shm;
-use vmloop_policy::Who;
+use vmloop_policy::{Filters, Who};
 
 use super::Broker;
 use super::channels::Stage;
@@ -22,8 +22,16 @@ use crate::network::links::Port;
 
 impl Broker {
     /// Where an interface of a guest is; one that is in no bridge is somewhere
-    /// only if the policy says that the host routes for it.
+    /// only if the policy says that the host routes for it. One whose frames
+    /// something on the host looks at is nowhere, unless the policy ignores that.
     pub(super) fn place(&self, who: Who<'_>, tap: &str) -> Result<Port, String> {
+        if self.policy.filters == Filters::Respect
+            && let Some(filter) = self.links.filter(tap)
+        {
+            return Err(format!(
+                "{filter}, which a channel would get around; filters = \"ignore\" in the policy allows that"
+            ));
+        }
         self.links.port(tap).or_else(|why| {
             let alone = self.links.alone(tap).filter(|_| self.policy.routed(who, &[tap]).is_some());
             alone.ok_or(why)
@@ -176,11 +184,13 @@ impl Broker {
             let disputes = view.disputed(at);
             let Some(guest) = self.guests.get_mut(*key) else { continue };
             for (ip, owner) in &disputes {
-                if !guest.disputes.contains(ip) && guest.complaints.take(Instant::now()).is_ok() {
+                if !guest.disputes.contains_key(ip) && guest.complaints.take(Instant::now()).is_ok()
+                {
                     warn!(guest = guest.name, %ip, owner = members[*owner].name, "address is somebody else's already");
                 }
             }
-            guest.disputes = disputes.into_iter().map(|(ip, _)| ip).collect();
+            guest.disputes =
+                disputes.into_iter().map(|(ip, owner)| (ip, members[owner].name.clone())).collect();
             let own = entries.iter().filter(|entry| entry.id == guest.machine.id);
             guest.routed = own.flat_map(|entry| entry.ips.clone()).collect();
             if guest.told.as_deref() != Some(&entries) {

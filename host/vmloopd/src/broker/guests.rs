@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Guests: the machines that are attached, and those that are about to be.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -102,7 +102,7 @@ pub(super) struct Guest {
     pub(super) later: Later,
     pub(super) rescans: Bucket,
     pub(super) told: Directory,
-    pub(super) disputes: HashSet<IpAddr>,
+    pub(super) disputes: BTreeMap<IpAddr, String>,
     /// Until when it is believed that it will end, or be saved.
     pub(super) leaving: Option<Instant>,
     /// When its preparation began.

@@ -14,8 +14,9 @@ use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
     AfSpecBridge, BridgePortState, BridgeStpState, BridgeVlanInfoFlags, InfoBridge, InfoBridgePort,
     InfoData, InfoKind, InfoPortData, InfoVlan, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo,
-    LinkMessage,
+    LinkMessage, LinkXdp, XdpAttached,
 };
+use rtnetlink::packet_route::tc::{TcAttribute, TcMessage};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
@@ -64,6 +65,12 @@ pub struct Link {
     pub pvid: u16,
     /// port: whether frames of that VLAN leave untagged
     pub untagged: bool,
+    /// port: whether it takes frames of addresses only that it was told of
+    pub locked: bool,
+    /// whether an XDP program looks at what comes in by it
+    pub xdp: bool,
+    /// whether classifiers of tc may look at what passes it: it has a qdisc for them
+    pub classified: bool,
 }
 
 /// All interfaces, by index.
@@ -147,6 +154,19 @@ impl Links {
         self.named(name).is_some()
     }
 
+    /// What looks at the frames that pass an interface of a guest, and would not see
+    /// those that a channel carries; None if nothing is known that does.
+    pub fn filter(&self, name: &str) -> Option<String> {
+        let (_, link) = self.named(name)?;
+        if link.xdp {
+            Some(format!("an XDP program is attached to {name}"))
+        } else if link.classified {
+            Some(format!("{name} has a qdisc for classifiers (tc qdisc show dev {name})"))
+        } else {
+            link.locked.then(|| format!("{name} is a locked port (bridge -d link show {name})"))
+        }
+    }
+
     /// Where an interface of a guest is that is in no bridge: with nobody but
     /// the host.
     pub fn alone(&self, name: &str) -> Option<Port> {
@@ -221,10 +241,18 @@ impl Links {
                 LinkAttribute::Link(index) => link.below = index,
                 LinkAttribute::Controller(master) => link.master = master,
                 LinkAttribute::LinkInfo(infos) => link.take_info(infos),
+                LinkAttribute::Xdp(all) => link.xdp = all.iter().any(is_program),
                 _ => {}
             }
         }
         self.links.insert(message.header.index, link);
+    }
+
+    fn take_qdisc(&mut self, message: &TcMessage) {
+        let index = u32::try_from(message.header.index).unwrap_or(0);
+        let Some(link) = self.links.get_mut(&index) else { return };
+        let is = |attribute: &TcAttribute| matches!(attribute, TcAttribute::Kind(kind) if CLASSIFYING.contains(&kind.as_str()));
+        link.classified |= message.attributes.iter().any(is);
     }
 
     /// VLANs come in a dump of their own.
@@ -242,6 +270,14 @@ impl Links {
         }
     }
 }
+
+/// Whether this says that there is an XDP program.
+fn is_program(said: &LinkXdp) -> bool {
+    matches!(said, LinkXdp::Attached(how) if *how != XdpAttached::None)
+}
+
+/// Kinds of qdisc that are there for classifiers only.
+const CLASSIFYING: [&str; 2] = ["clsact", "ingress"];
 
 impl Link {
     /// Whether a port only waits for its carrier, as that of a guest which Xen
@@ -280,6 +316,7 @@ impl Link {
                     for value in data {
                         match value {
                             InfoBridgePort::Isolated(on) => self.isolated = on,
+                            InfoBridgePort::Locked(on) => self.locked = on,
                             InfoBridgePort::State(state) => {
                                 self.forwarding = state == BridgePortState::Forwarding;
                             }
@@ -310,6 +347,10 @@ pub async fn read(handle: &rtnetlink::Handle) -> Result<Links, rtnetlink::Error>
         .execute();
     while let Some(message) = dump.try_next().await? {
         links.take_vlans(&message);
+    }
+    let mut dump = handle.qdisc().get().execute();
+    while let Some(message) = dump.try_next().await? {
+        links.take_qdisc(&message);
     }
     Ok(links)
 }
@@ -370,6 +411,7 @@ async fn watch_until_error(
         MulticastGroup::Link,
         MulticastGroup::Ipv4Route,
         MulticastGroup::Ipv6Route,
+        MulticastGroup::Tc,
     ])?;
     tokio::spawn(connection);
     loop {
@@ -446,6 +488,23 @@ mod tests {
         assert!(port(Link { bridge: false, ..bridge(false) }, tap(1)).is_err(), "Open vSwitch");
         assert!(Links::default().port("tap0").is_err());
         assert!(Links::default().port("").is_err());
+    }
+
+    #[test]
+    fn filters() {
+        let filter = |tap| Links::new([(1, bridge(false)), (2, tap)]).filter("tap0");
+        assert_eq!(filter(tap(1)), None);
+        for (changed, word) in [
+            (Link { xdp: true, ..tap(1) }, "XDP"),
+            (Link { classified: true, ..tap(1) }, "tc qdisc show dev tap0"),
+            (Link { locked: true, ..tap(1) }, "locked"),
+        ] {
+            let why = filter(changed).expect("a filter");
+            assert!(why.contains("tap0") && why.contains(word), "{why}");
+        }
+        assert!(!is_program(&LinkXdp::Attached(XdpAttached::None)));
+        assert!(is_program(&LinkXdp::Attached(XdpAttached::SocketBuffer)));
+        assert!(is_program(&LinkXdp::Attached(XdpAttached::Other(4))), "several");
     }
 
     #[test]

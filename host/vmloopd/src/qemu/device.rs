@@ -23,6 +23,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use vmloop_qmp::{self as qmp, Qmp};
 
 use super::slots::{self, Kind, NoSlot};
+use crate::config::Vfio;
 
 /// Version of the ivshmem server's protocol.
 const VERSION: i64 = 0;
@@ -40,6 +41,10 @@ pub enum Error {
     /// There are slots, and none has room for so many bytes.
     #[error("the memory windows of all empty root ports are smaller than {} MiB", .0 >> 20)]
     Small(u64),
+    /// It has a device of the host's own, which reads and writes all of the guest's
+    /// memory; shared memory would have to be mapped for that as well.
+    #[error("the machine has the host's device {0} (VFIO)")]
+    Vfio(String),
     /// The machine's firmware is at work, or has not begun.
     #[error("the machine is still booting")]
     Booting,
@@ -61,6 +66,9 @@ impl Error {
             Self::Slots(_) => "unplug another device; each channel needs a PCI slot",
             Self::Small(_) => {
                 "start QEMU with a larger pref64-reserve for its root ports (64M is enough for rings of 16 MiB), or take a smaller ring_size in the policy"
+            }
+            Self::Vfio(_) => {
+                "QEMU may abort when it cannot map new memory for such a device; to try it, write vfio = \"allow\" into vmloopd.toml"
             }
             Self::Booting => "it is tried again",
             Self::Qmp(error) => error.hint(),
@@ -152,13 +160,14 @@ fn conversation(spec: &Spec<'_>) -> io::Result<(OwnedFd, OwnedFd)> {
 pub struct Slots {
     qmp: Qmp,
     kind: Kind,
+    vfio: Vfio,
     turn: Arc<Mutex<()>>,
 }
 
 impl Slots {
     /// Places of the machine behind `qmp`.
-    pub fn new(qmp: Qmp, kind: Kind) -> Self {
-        Self { qmp, kind, turn: Arc::default() }
+    pub fn new(qmp: Qmp, kind: Kind, vfio: Vfio) -> Self {
+        Self { qmp, kind, vfio, turn: Arc::default() }
     }
 
     /// Makes the character device of a device that [`Slots::plug_ready`] plugs
@@ -261,6 +270,11 @@ impl Slots {
 
     /// Where a device can be plugged; see [`slots::free_slot`].
     async fn place(&self, size: u64) -> Result<Option<String>, Error> {
+        if self.vfio == Vfio::Refuse
+            && let Some(device) = slots::vfio_device(&self.qmp).await?
+        {
+            return Err(Error::Vfio(device));
+        }
         match slots::free_slot(&self.qmp, self.kind, size).await {
             Ok(bus) => Ok(bus),
             Err(NoSlot::Full(what)) => Err(Error::Slots(what)),

@@ -29,6 +29,7 @@ use super::standby::{self, Standby};
 use super::{left, machine, migration};
 use crate::answer::answer;
 use crate::bucket::Bucket;
+use crate::config::Vfio;
 use crate::event::{Event, Post};
 use crate::handle::{Command, Connected, Directory, Handle};
 use crate::machine::{Key, Moving};
@@ -73,6 +74,8 @@ pub struct Task {
     pub retry_until: Option<Instant>,
     /// how long a guest that is prepared waits for its migration
     pub prepared: Duration,
+    /// whether a machine with a VFIO device gets shared memory
+    pub vfio: Vfio,
 }
 
 impl Task {
@@ -110,7 +113,7 @@ impl Task {
             warn!(guest = name, "runs without KVM: slow, but all the same otherwise");
         }
         let gone = pidfd(machine.pid);
-        let slots = Slots::new(qmp.clone(), discovered.kind);
+        let slots = Slots::new(qmp.clone(), discovered.kind, self.vfio);
         let mut moving = discovered.migration.moving;
         let mut ready = None;
         if moving == Moving::In {

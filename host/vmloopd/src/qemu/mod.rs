@@ -25,7 +25,7 @@ use tracing::error;
 use vmloop_api::Problem;
 
 use crate::backend::{Backend, Capabilities, Socket};
-use crate::config::GuestConfig;
+use crate::config::{GuestConfig, Vfio};
 use crate::end::Pending;
 use crate::event::{Event, Number, Post};
 use crate::machine::{Key, Machine};
@@ -44,6 +44,8 @@ pub struct Qemu {
     pub taps: fn(u32) -> Taps,
     /// how long a guest that was prepared waits for its migration
     pub prepared: Duration,
+    /// whether machines with VFIO devices get shared memory
+    pub vfio: Vfio,
 }
 
 impl Backend for Qemu {
@@ -82,6 +84,7 @@ impl Backend for Qemu {
             taps: self.taps,
             retry_until,
             prepared: self.prepared,
+            vfio: self.vfio,
         };
         tokio::spawn(task.run());
         Ok(())

@@ -57,6 +57,20 @@ pub async fn free_slot(qmp: &Qmp, kind: Kind, size: u64) -> Result<Option<String
     if is_set_up { Ok(port) } else { Err(NoSlot::Booting) }
 }
 
+/// A device of the host's own that the machine has, if it has one, by its id.
+///
+/// # Errors
+/// Those of QMP.
+pub async fn vfio_device(qmp: &Qmp) -> Result<Option<String>, qmp::Error> {
+    for place in ["/machine/peripheral", "/machine/peripheral-anon"] {
+        let all = qmp.list(place).await?;
+        if let Some((name, _)) = all.into_iter().find(|(_, kind)| kind.starts_with("child<vfio-")) {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
+}
+
 async fn free_port(qmp: &Qmp, buses: &Value, size: u64) -> Result<String, NoSlot> {
     let mut ports: Vec<String> = qmp
         .list("/machine/peripheral")

@@ -14,6 +14,7 @@ use vmloop_abi::shm;
 use vmloop_api::{Listing, Problem, Request};
 use vmloop_policy::in_force::Source;
 use vmloopd::broker::{Broker, Config};
+use vmloopd::config::Vfio;
 use vmloopd::counters::Counters;
 use vmloopd::event::Event;
 use vmloopd::network::links::{Link, Links};
@@ -31,6 +32,7 @@ pub struct Setup {
     pub policy: Source,
     pub taps: fn(u32) -> Taps,
     pub route: fn(IpAddr) -> Option<u32>,
+    pub vfio: Vfio,
 }
 
 pub struct Agent {
@@ -73,6 +75,7 @@ impl Agent {
             policy: Source::default_path(directory.join("policy.toml")),
             taps: |_| Ok((1..10).map(|number| (number, format!("tap{number}"))).collect()),
             route: |_| None,
+            vfio: Vfio::default(),
         };
         change(&mut setup);
         let backend = Backend {
@@ -80,6 +83,7 @@ impl Agent {
             guests: Vec::new(),
             taps: setup.taps,
             prepared: PREPARED,
+            vfio: setup.vfio,
         };
         let config = Config {
             policy: setup.policy,

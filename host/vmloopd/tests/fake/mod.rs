@@ -38,6 +38,8 @@ pub struct State {
     pub fail_device_add: Option<String>,
     /// Its firmware has not given its devices their addresses.
     pub booting: bool,
+    /// A device of the host's own, by its id.
+    pub vfio: Option<&'static str>,
     /// Devices that the guest does not give back.
     pub keeps: Option<String>,
     /// What query-status and query-migrate say; running and none if empty.
@@ -318,6 +320,7 @@ fn execute(
             "/machine" => json!([{"name": "x", "type": "child<i440FX-pcihost>"}]),
             "/machine/peripheral" => {
                 let mut list = vec![json!({"name": "n0", "type": "child<virtio-net-pci>"})];
+                list.extend(state.vfio.map(|id| json!({"name": id, "type": "child<vfio-pci>"})));
                 list.extend(
                     state
                         .devices
