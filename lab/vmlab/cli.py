@@ -230,7 +230,8 @@ def status(name: str, as_json: bool) -> None:
             bridge,
             str(guest["mtu"]),
         )
-    Console().print(table)
+    # A file or a pipe has no width: no column is cut for it.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 @main.command()

@@ -202,6 +202,8 @@ def test_lab_can_be_found(lab):
     assert lab.name in outside("ls").stdout.decode()
     assert Lab.open(lab.name).guest("g2").ip == "10.77.0.12"
     assert b'"running": true' in outside("status", "--name", lab.name, "--json").stdout
+    shown = outside("status", "--name", lab.name).stdout.decode()
+    assert lab.guest("g2").mac in shown, "a pipe has no width that would cut a column"
 
 
 def test_the_hosts_panic_is_the_labs_failure(kind):
