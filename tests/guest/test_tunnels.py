@@ -77,3 +77,28 @@ def test_content(net, g1, g2, name):
         assert found["tx_bytes"] < 20_000, found
     if name == "esp-offload":
         assert found["standard_encrypted"] > 0, found
+
+
+def shared(net, guest, peer, byte, target):
+    """How often what `guest` has sent is in memory that it shares: a datagram that consists of one byte's value."""
+    before = sum(net.peers(guest)[peer.name].stats[key] for key in ("tx_frames", "tx_standard"))
+    fill = f"head -c 1000 /dev/zero | tr '\\0' '\\{byte:o}'"
+    guest.run(f"{fill} | socat -u - UDP-SENDTO:{target}:9")
+
+    def sent():
+        return sum(net.peers(guest)[peer.name].stats[key] for key in ("tx_frames", "tx_standard")) > before
+
+    until(sent, 5 * net.slow, "the datagram is counted, whichever way it took")
+    return len(guest.run([f"{HERE}/shm", "find", f"{byte:02x}" * 16]).out.splitlines())
+
+
+@pytest.mark.kvm_only
+@pytest.mark.main("what is to be encrypted behind the hook is in no memory that a peer can read")
+def test_plain_text_is_not_shared(net, g1, g2):
+    """IPsec's plain text never enters a ring, whether ESP is done before our hook or put off until after it."""
+    assert shared(net, g1, g2, 0xA5, g2.ip), "not even what is sent in clear was found: this shows nothing"
+    for byte, name in enumerate(("esp", "esp-offload"), start=0xB6):
+        with laid(KINDS[name], g1, g2):
+            # The first packets may wait for a key, or a neighbour.
+            until(lambda: g1.run(f"ping -c 1 -W 1 {g2.ip}", check=False).code == 0, 20 * net.slow, f"{name} carries")
+            assert not shared(net, g1, g2, byte, g2.ip), name
