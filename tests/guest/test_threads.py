@@ -6,6 +6,7 @@ and producers are on whatever CPU they happen to be, and meet as they seldom do 
 """
 
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -163,3 +164,43 @@ def test_medium_datagrams_are_charged_what_they_take(stage: str, pair: Pair) -> 
         until(lambda: end(pair, "loopback1")["stats"]["rx_frames"] >= before + 10, 10, "all come by the channel")
         charged = until(queued, 10, "the datagrams are in the socket's queue")
         assert charged / 10 < 3 * 1700, f"{charged} bytes for 10 datagrams"
+
+
+def frames_seen(lines: str) -> dict[tuple[str, ...], float]:
+    """When a tap saw each ICMP message, by what `tcpdump -tt` prints: source, kind, identity, sequence; seconds."""
+    found = re.findall(r"^([\d.]+) IP ([\d.]+) > .*ICMP echo (\w+), id (\d+), seq (\d+)", lines, re.MULTILINE)
+    return {tuple(words): float(when) for when, *words in found}
+
+
+@pytest.mark.main("a tap that sees a frame after the peer has answered it")
+def test_taps_see_a_frame_before_the_peer_does(stage: str, pair: Pair) -> None:
+    """By the time stamps of a tap at each end: no frame is seen to come before it was seen to go."""
+    host = pair.host
+    count = 3000
+    files = {name: f"/tmp/tap-{name}" for name in ("a", "b")}
+    taps: list[Process] = []
+    pings: list[Process] = []
+    try:
+        for name, file in files.items():
+            words = inside(name, "tcpdump", "-i", f"v{name}", "-B", 32768, "-w", file, "--time-stamp-precision=nano")
+            taps.append(host.popen([*words, "icmp"]))
+            taps[-1].wait_for("listening on")
+        # Both ways, on a CPU each, several under way: frames come while others go.
+        for cpu, (name, address) in enumerate((("a", IP[1]), ("b", IP[0]))):
+            words = inside(name, "taskset", "-c", cpu, "ping", "-q", "-f", "-l", 3, "-c", count, address)
+            pings.append(host.popen(words))
+        for ping in pings:
+            ping.wait(120)
+        assert end(pair, "loopback1")["stats"]["tx_frames"] >= count, "the channel carried them"
+        for tap in taps:
+            tap.terminate()
+            tap.wait(20)
+    finally:
+        for one in pings + taps:
+            one.__exit__()
+    read = "tcpdump -tt --time-stamp-precision=nano -n -r"
+    a, b = (frames_seen(host.run(f"{read} {file}").out) for file in files.values())
+    both = a.keys() & b.keys()
+    assert len(both) > 2 * count, f"{len(a)} and {len(b)} were seen"
+    late = [key for key in both if (b[key] - a[key]) * (1 if key[0] == IP[0] else -1) < 0]
+    assert not late, f"{len(late)} of {len(both)}: {late[:5]}"
