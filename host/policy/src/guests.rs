@@ -23,14 +23,25 @@ pub(crate) enum Guests {
     WithUuid(Pattern),
 }
 
-/// Whether text can be nothing but a UUID, or the beginning of one.
+/// Whether text looks like a UUID, or the beginning of one: `b7a9bf05-*`, `b7a9*`.
+/// Names have their digits at the end (`db01*`) or are numbers (`100*`).
 fn is_like_uuid(text: &str) -> bool {
-    let hex = |byte: &u8| byte.is_ascii_hexdigit() || *byte == b'?';
+    let known = |byte: u8| byte.is_ascii_hexdigit() || b"-*?".contains(&byte);
+    let wild = |byte: &u8| b"*?".contains(byte);
     let bytes = text.as_bytes();
-    bytes.len() > 8
-        && bytes[..8].iter().all(hex)
-        && bytes[8] == b'-'
-        && bytes[9..].iter().all(|byte| hex(byte) || matches!(byte, b'-' | b'*'))
+    if !bytes.iter().all(|byte| known(*byte)) {
+        return false;
+    }
+    let first = bytes.split(|byte| matches!(byte, b'-' | b'*')).next().unwrap_or_default();
+    let mut digit = false;
+    let mixed = first.iter().any(|byte| {
+        digit |= byte.is_ascii_digit();
+        digit && byte.is_ascii_alphabetic()
+    });
+    match bytes.get(first.len()) {
+        Some(b'-') => first.len() == 8,
+        _ => (mixed || first.len() >= 8) && bytes.iter().any(wild),
+    }
 }
 
 impl FromStr for Guests {
@@ -70,6 +81,23 @@ impl Guests {
         match self {
             Self::Named(pattern) => pattern.matches(who.name),
             Self::WithUuid(pattern) => !who.uuid.is_empty() && pattern.matches(who.uuid),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_be_the_beginning_of_a_uuid() {
+        for text in ["b7a9*", "B7A9*", "4f*", "1?a*", "b7a9bf05*", "12345678*", "b7a9bf0?"] {
+            let error = text.parse::<Guests>().expect_err(text);
+            assert!(error.contains("could be a UUID or a name"), "{error}");
+            assert!(format!("name:{text}").parse::<Guests>().is_ok());
+        }
+        for text in ["db*", "db01*", "100*", "*", "??", "cafe*", "b7a9", "a-1*", "fe-b7a9*", "1a-*x"] {
+            assert!(matches!(text.parse(), Ok(Guests::Named(_))), "{text}");
         }
     }
 }
