@@ -306,6 +306,36 @@ def stage(name: str) -> None:
     Lab.open(name).stage_modules()
 
 
+@main.group()
+def vmloop() -> None:
+    """Have a lab's guests talk through shared memory."""
+
+
+@vmloop.command("up")
+@NAME
+@click.option(
+    "--policy",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The agent's  [default: all guests on the same bridge and VLAN may talk]",
+)
+def vmloop_up(name: str, policy: Path | None) -> None:
+    """Start the agent in hosts, load the modules in guests, and attach those."""
+    from .lab import Lab
+    from .vmloop import up
+
+    up(Lab.open(name), policy)
+
+
+@vmloop.command("down")
+@NAME
+def vmloop_down(name: str) -> None:
+    """Unload the modules and end the agent."""
+    from .lab import Lab
+    from .vmloop import down
+
+    down(Lab.open(name))
+
+
 @main.command()
 @NAME
 def down(name: str) -> None:

@@ -206,6 +206,25 @@ def test_lab_can_be_found(lab):
     assert lab.guest("g2").mac in shown, "a pipe has no width that would cut a column"
 
 
+def test_vmloop_by_hand(lab):
+    """./vmlab vmloop up: two guests have a channel, whatever was there before."""
+    for _ in range(2):
+        done = outside("vmloop", "up", "--name", lab.name)
+        assert done.returncode == 0, done.stderr.decode()
+    deadline = time.monotonic() + 30
+
+    def state():
+        outside("exec", "--name", lab.name, "g1", "--", "ping", "-c", "1", "-W", "1", "g2")
+        return outside("exec", "--name", lab.name, "g1", "--", "vmloop", "ls").stdout.decode()
+
+    while " up " not in (seen := state()):
+        assert time.monotonic() < deadline, seen
+    assert b"g2" in outside("exec", "--name", lab.name, "host", "--", "vmloop", "ls").stdout
+    assert outside("vmloop", "down", "--name", lab.name).returncode == 0
+    assert lab.host.run("pgrep -x vmloopd", check=False).code == 1
+    assert lab.guest("g1").run("grep -q ^vmloop /proc/modules", check=False).code == 1
+
+
 def test_the_hosts_panic_is_the_labs_failure(kind):
     with Lab.up(f"panic-{os.getpid()}", guests=0, kind=kind, bound=True) as stage:
         with pytest.raises(LabFailed):
