@@ -176,7 +176,7 @@ KINDS = {
     "ipvlan": _link("ipvlan", _added(f"link eth0 name {NAME} type ipvlan mode l2")),
     "wireguard": Kind("WireGuard", _wireguard, _delete),
     "bridge": Kind("bridge", _under(BRIDGE), _alone, outer=True),
-    "bond": Kind("bond", _under(BOND), _alone, outer=True),
+    "bond": Kind("bond", _under(BOND), _alone, by_channel=False, outer=True),
     "esp": Kind("ESP", _esp(False), _no_esp, outer=True),
     "esp-offload": Kind("ESP behind the hook", _esp(True), _no_esp, by_channel=False, outer=True),
     "container": Kind(
