@@ -96,7 +96,9 @@ mod tests {
             assert!(error.contains("could be a UUID or a name"), "{error}");
             assert!(format!("name:{text}").parse::<Guests>().is_ok());
         }
-        for text in ["db*", "db01*", "100*", "*", "??", "cafe*", "b7a9", "a-1*", "fe-b7a9*", "1a-*x"] {
+        for text in
+            ["db*", "db01*", "100*", "*", "??", "cafe*", "b7a9", "a-1*", "fe-b7a9*", "1a-*x"]
+        {
             assert!(matches!(text.parse(), Ok(Guests::Named(_))), "{text}");
         }
     }
