@@ -12,6 +12,7 @@
 
 #include <linux/ipv6.h>
 #include <linux/netdevice.h>
+#include <linux/sched.h>
 #include <linux/slab.h>
 #include <linux/virtio_net.h>
 #include <net/page_pool/helpers.h>
@@ -100,6 +101,20 @@ static inline struct neigh_table *compat_nd_table(void)
 #else
 	return ipv6_mod_enabled() ? &nd_tbl : NULL;
 #endif
+}
+
+/*
+ * Whether another task wants this CPU. With lazy preemption (6.13, RT before) one
+ * of the ordinary class says so by a flag of its own, which need_resched() does
+ * not know before the next tick.
+ */
+static inline bool compat_others_wait(void)
+{
+#ifdef TIF_NEED_RESCHED_LAZY
+	if (test_thread_flag(TIF_NEED_RESCHED_LAZY))
+		return true;
+#endif
+	return need_resched();
 }
 
 #endif /* VMLOOP_COMPAT_H */

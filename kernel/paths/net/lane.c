@@ -6,7 +6,8 @@
  * in softirq, on one CPU at a time.
  *
  * Contexts that are still alive when lane_close() begins: poll(), scheduled by
- * doorbells, by the stall timer and by the watcher. No producer is: lane_down() came before.
+ * doorbells, by the stall timer, by the watcher and by the watcher's timer. No
+ * producer is: lane_down() came before.
  */
 #include <linux/slab.h>
 
@@ -55,6 +56,8 @@ static int poll(struct napi_struct *napi, int budget)
 			return budget;
 	} while (!lane->rx.broken && !net_watch_idle(net, work) &&
 		 !vmloop_ring_sleep(&lane->rx));
+	if (unlikely(lane->rx.broken))
+		net_watch_end(net);
 
 	napi_complete_done(napi, work);
 	return work;
@@ -82,16 +85,11 @@ static int lane_open(struct vmloop_lane *lane)
 		goto err_pages;
 	}
 	netif_napi_add(net->napi_dev, &net->napi, poll);
-	err = net_watch_start(net);
-	if (err)
-		goto err_watch;
+	net_watch_start(net);
 	napi_enable(&net->napi);
 	lane->priv = net;
 	return 0;
 
-err_watch:
-	netif_napi_del(&net->napi);
-	page_pool_destroy(net->pages);
 err_pages:
 	compat_free_netdev_dummy(net->napi_dev);
 err_dev:
@@ -158,8 +156,8 @@ static void lane_close(struct vmloop_lane *lane)
 	struct net_lane *net = lane->priv;
 
 	/*
-	 * Waits for poll(), and with it for all that sets the timer or wakes the
-	 * watcher. What these two schedule now only marks NAPI as missed.
+	 * Waits for poll(), and with it for all that starts the timer or has a
+	 * watcher look. What these two schedule now only marks NAPI as missed.
 	 */
 	napi_disable(&net->napi);
 	net_watch_stop(net);
@@ -167,6 +165,7 @@ static void lane_close(struct vmloop_lane *lane)
 		consume_last(net);
 	/* As netif_napi_del(), but for the haste: somebody may wait to be saved. */
 	__netif_napi_del(&net->napi);
+	/* Waits for NAPI's readers, and for a watcher that still looks at the lane. */
 	synchronize_rcu_expedited();
 	page_pool_destroy(net->pages);
 	compat_free_netdev_dummy(net->napi_dev);

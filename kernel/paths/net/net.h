@@ -34,6 +34,7 @@
 /* No counter: there is no reason for a frame to take the standard network. */
 #define NET_NO_REASON	(-1)
 
+struct net_watcher;
 struct page_pool;
 struct iphdr;
 
@@ -102,17 +103,18 @@ struct net_counters {
  *	is checked; under the lane's tx_lock
  * @up: consume: the lane's rx is there; set before producers find the lane
  * @down: nothing waits any more: frames go past us; under the lane's tx_lock
- * @watcher: thread that looks at the ring while it is expected to fill
- * @asked: the watcher is to look; single word
- * @watching: it will look again after it has run @napi; only it writes
- * @looking: it is doing so, and will see the next record; single word
- * @timer: runs @napi while the doorbell is held off and the watcher is not
- *	looking
- * @bell_ns: what ringing the peer costs, a moving average in ns
- * @window: how long the watcher looks after the last record, in ns; by @napi
- * @misses: looks in a row that found nothing; by @watcher, and @napi when that sleeps
- * @rest_until: no looks before then, in jiffies; by the same
- * @idle_since: when @napi last went to sleep, in ns; by @napi
+ * @watcher: looks at the ring while it is expected to fill, or NULL; as all of
+ *	the following up to @misses by @napi alone
+ * @watcher_slot: where in @watcher's table
+ * @timer: runs @napi in any case while @watcher is set; also started by @napi alone
+ * @timer_late: it comes late, not being expected to be needed; the watcher reads it
+ * @timer_set: when it was set last, in ns
+ * @since: when records came last, in ns; the watcher reads it
+ * @window: how long the watcher looks after that, in ns; the watcher reads it
+ * @idle_since: when @napi last went to sleep, in ns
+ * @rest_until: not watched before then, in jiffies
+ * @misses: windows in a row in which nothing came
+ * @bell_ns: what ringing the peer costs, a moving average in ns; single word
  * @closing: @napi is disabled, and the ring is read for the last time
  */
 struct net_lane {
@@ -133,16 +135,17 @@ struct net_lane {
 	struct vmloop_shm_receivers theirs;
 	bool up;
 	bool down;
-	struct task_struct *watcher;
-	bool asked;
-	bool watching;
-	bool looking;
+	struct net_watcher *watcher;
+	unsigned int watcher_slot;
 	struct hrtimer timer;
-	u32 bell_ns;
+	bool timer_late;
+	u64 timer_set;
+	u64 since;
 	u32 window;
-	unsigned int misses;
-	unsigned long rest_until;
 	u64 idle_since;
+	unsigned long rest_until;
+	unsigned int misses;
+	u32 bell_ns;
 	bool closing;
 };
 
@@ -221,11 +224,18 @@ void net_held_release(struct net_lane *net);
 /* rx.c; NAPI */
 int net_rx(struct net_lane *net, int budget);
 
-/* watch.c */
-int net_watch_start(struct net_lane *net);
-void net_watch_stop(struct net_lane *net);
+/* watch.c; NAPI */
 void net_watch_woken(struct net_lane *net);
 bool net_watch_idle(struct net_lane *net, int work);
+void net_watch_end(struct net_lane *net);
+
+/* watch.c; process context */
+void net_watch_start(struct net_lane *net);
+void net_watch_stop(struct net_lane *net);
+int net_watchers_init(void);
+void net_watchers_exit(void);
+
+/* watch.c; any context */
 void net_ring(struct net_lane *net);
 
 /* lane.c */
