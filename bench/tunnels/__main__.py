@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from vmlab import Guest, paths
+from vmlab import paths
 from vmlab.errors import VmlabError, story
 from vmlab.progress import busy
 
@@ -26,35 +26,23 @@ from ..path.progress import Steps
 from ..path.rounds import order
 from ..path.stage import GUEST_CPUS, PATHS, Stage
 from ..path.table import number
-from .kinds import KINDS, End, Kind
+from .kinds import KINDS, Kind, laid
 from .page import write_page
 
 PLAIN = "plain"
 """No tunnel: eth0 itself, to compare with."""
 
 
-def ends(stage: Stage) -> list[tuple[Guest, End]]:
-    """Both guests, the client first."""
-    addresses = [guest.ip for guest in stage.guests]
-    return [(guest, End(n, addresses[n], addresses[1 - n])) for n, guest in enumerate(stage.guests)]
-
-
 def measure(stage: Stage, meter: Meter, kind: Kind, path: str, seconds: int, notes: dict[str, Any]) -> Slice:
     """Lay something, have TCP go through it, and take it away."""
-    both = ends(stage)
     patient = stage.patient
-    for guest, end in both:
-        guest.run("set -e\n" + "\n".join(kind.lay(end)), timeout=patient(60))
-    try:
-        address = kind.target(both[1][1])
+    with laid(kind, stage.guests, patient(1)) as (_, server):
+        address = kind.target(server)
         # Until it answers: neighbours, handshakes, links that come up.
         reached = f"until {' '.join(kind.prefix)} ping -c 1 -W 1 -q {address} >/dev/null; do sleep 0.05; done"
-        both[0][0].run(f"timeout {patient(20):.0f} sh -c '{reached}'", timeout=patient(60))
+        stage.g1.run(f"timeout {patient(20):.0f} sh -c '{reached}'", timeout=patient(60))
         with meter.towards(address, kind.prefix):
             return meter.take(path, partial(meter.tcp, seconds), notes=notes)
-    finally:
-        for guest, end in both:
-            guest.run("\n".join(kind.undo(end)), timeout=patient(60))
 
 
 def results(slices: list[Slice]) -> list[dict[str, Any]]:

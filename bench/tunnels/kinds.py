@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What two guests can put above or below their interfaces, as commands for both ends.
+"""What two guests can put above or below their interfaces, as commands for both ends, and how it is laid.
 
 The guest tests (tests/guest/test_tunnels.py) and the benchmark lay the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+
+from vmlab import Guest
+from vmlab.errors import VmlabError
 
 NAME = "tun7"
 """The interface that is made, where one is."""
@@ -183,3 +187,30 @@ KINDS = {
         "container, masquerade", _container, _no_container, outer=True, prefix=("ip", "netns", "exec", "c")
     ),
 }
+
+LAYING = 240.0
+"""Seconds that an end may take. The first key of a guest's ESP takes its kernel up to a minute under emulation:
+jitterentropy tests itself before there are the random numbers that seqiv wants. The guest's log says then
+"DRBG: Continuing without Jitter RNG"."""
+
+
+@contextmanager
+def laid(kind: Kind, guests: tuple[Guest, Guest], patience: float = 1) -> Iterator[tuple[End, End]]:
+    """What is laid between two guests, at both ends at once, is there meanwhile; the client's end comes first.
+
+    ``patience`` is how many times longer than elsewhere commands may take.
+    """
+    addresses = [guest.ip for guest in guests]
+    ends = End(0, *addresses), End(1, *reversed(addresses))
+    both = list(zip(guests, ends, strict=True))
+    try:
+        with ExitStack() as stack:
+            laying = [stack.enter_context(guest.popen("set -e\n" + "\n".join(kind.lay(end)))) for guest, end in both]
+            for process in laying:
+                done = process.wait(LAYING * patience)
+                if done.code:
+                    raise VmlabError(f"{process.machine}: {kind.title} cannot be laid: {done.err.strip()}")
+        yield ends
+    finally:
+        for guest, end in both:
+            guest.run("\n".join(kind.undo(end)), timeout=60 * patience)

@@ -19,7 +19,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -404,6 +406,26 @@ def order(mutant: Mutant) -> list[str]:
     return [mutant.noticed_by, *(name for name in TESTS if name != mutant.noticed_by)]
 
 
+def survives(number: int, name: str, said: str) -> bool:
+    """Report on a source as it is: whether its tests pass. Else whatever they say about a mutant means nothing."""
+    print(f"{'not ok' if said else 'ok'} {number} - {name} itself: {said or 'survives'}", flush=True)
+    return not said
+
+
+def tried(number: int, name: str, mutant: Mutant, source: str, kill: Callable[[str], str]) -> bool:
+    """Report on a mutant of a source: whether what became of it is right. `kill` says what has noticed it."""
+    if source.count(mutant.old) != 1:
+        print(f"# it would change {source.count(mutant.old)} places, not one: {mutant.old!r}")
+        print(f"not ok {number} - {name}: does not apply", flush=True)
+        return False
+    said = kill(source.replace(mutant.old, mutant.new))
+    good = bool(said) != bool(mutant.equivalent)
+    known = f", known: {mutant.equivalent}" if mutant.equivalent else ""
+    what = f"killed by {said}" if said else "SURVIVES"
+    print(f"{'ok' if good else 'not ok'} {number} - {name}: {what}{known}", flush=True)
+    return good
+
+
 def main() -> int:
     """Try the mutants that were asked for."""
     parser = argparse.ArgumentParser(description="Break the ring in one place at a time and see which test notices.")
@@ -423,27 +445,17 @@ def main() -> int:
     by: dict[str, int] = {}
 
     print(f"1..{len(chosen) + 1}", flush=True)
-    ring.write_text(source)
-    # Else whatever the tests say about a mutant means nothing.
-    killer, why = killed_by(ring, out, wanted, HANG_OF_THE_RING)
-    failed += bool(killer)
-    print(f"{'not ok' if killer else 'ok'} 1 - the ring itself: {killer or 'survives'} {why}", flush=True)
 
-    for number, mutant in enumerate(chosen, 2):
-        if source.count(mutant.old) != 1:
-            print(f"# it would change {source.count(mutant.old)} places, not one: {mutant.old!r}")
-            print(f"not ok {number} - {mutant.name}: does not apply", flush=True)
-            failed += 1
-            continue
-        ring.write_text(source.replace(mutant.old, mutant.new))
-        killer, why = killed_by(ring, out, order(mutant))
+    def kill(broken: str, names: list[str], hang: int = HANG) -> str:
+        ring.write_text(broken)
+        killer, why = killed_by(ring, out, names, hang)
         by[killer] = by.get(killer, 0) + 1
-        good = bool(killer) != bool(mutant.equivalent)
-        failed += not good
-        said = f"killed by {killer} ({why})" if killer else "SURVIVES"
-        if mutant.equivalent:
-            said += f", known: {mutant.equivalent}"
-        print(f"{'ok' if good else 'not ok'} {number} - {mutant.name}: {said}", flush=True)
+        return f"{killer} ({why})" if killer else ""
+
+    failed += not survives(1, "the ring", kill(source, wanted, HANG_OF_THE_RING))
+    by.clear()
+    for number, mutant in enumerate(chosen, 2):
+        failed += not tried(number, mutant.name, mutant, source, partial(kill, names=order(mutant)))
     counts = ", ".join(f"{n} by {name}" if name else f"{n} by nothing" for name, n in by.items())
     print(f"# killed: {counts}")
     return 1 if failed else 0

@@ -159,8 +159,8 @@ fn state(peer: &Peer, enabled: bool) -> (&'static str, &'static str) {
         ),
         ("refused", "gone") => ("The agent refused a channel: the peer is gone.", ""),
         ("refused", "slots") => (
-            "The agent refused a channel: one of the two has no slot left for a device, or too many channels.",
-            "On the host: vmloop ls, and max_channels in the policy",
+            "The agent refused a channel: one of the two has no slot left for a device or too many channels, or the host has no more memory for rings.",
+            "On the host: vmloop status and vmloop ls; max_channels and max_memory in the policy",
         ),
         ("refused", "busy") => (
             "The agent refused a channel for now: the peer is being started, saved or migrated.",
