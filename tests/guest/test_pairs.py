@@ -86,6 +86,7 @@ clang -O2 -target bpf -c /run/pass.c -o /run/pass.o
 FILTERS = {
     "tc": ("tc qdisc add dev TAP clsact", "tc qdisc del dev TAP clsact"),
     "xdp": (f"{XDP}ip link set TAP xdpgeneric obj /run/pass.o sec xdp", "ip link set TAP xdpgeneric off"),
+    "shaper": ("tc qdisc add dev TAP root tbf rate 1gbit burst 100kb latency 50ms", "tc qdisc del dev TAP root"),
     "locked": ("bridge link set dev TAP locked on", "bridge link set dev TAP locked off"),
 }
 
@@ -93,7 +94,12 @@ FILTERS = {
 @pytest.mark.kvm_only
 @pytest.mark.parametrize(
     "name",
-    [pytest.param("tc", marks=pytest.mark.main("a channel gets around what the host has on a tap")), "xdp", "locked"],
+    [
+        pytest.param("tc", marks=pytest.mark.main("a channel gets around what the host has on a tap")),
+        "xdp",
+        "shaper",
+        "locked",
+    ],
 )
 def test_filter_on_a_tap(net, g1, g2, name):
     """A channel goes when a filter comes to a tap, and returns when it goes, unless the policy ignores filters."""

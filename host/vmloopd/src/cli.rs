@@ -18,7 +18,7 @@ use crate::broker::{self, Broker};
 use crate::config::Config;
 use crate::counters::Counters;
 use crate::event::Event;
-use crate::network::{links, routes};
+use crate::network::{routes, watch};
 use crate::qemu::{self, Qemu};
 use crate::xen::{self, Xen};
 use crate::{metrics, server};
@@ -192,7 +192,7 @@ async fn main(config: Config, hypervisor: Hypervisor) -> anyhow::Result<()> {
     let (find, goodbye) = (backend.find(events.clone()), backend.goodbye());
 
     let (links_tx, mut links_rx) = tokio::sync::mpsc::channel(1);
-    let mut network = tokio::spawn(links::watch(links_tx));
+    let mut network = tokio::spawn(watch::watch(links_tx));
     let to_broker = events.clone();
     tokio::spawn(async move {
         while let Some(links) = links_rx.recv().await {

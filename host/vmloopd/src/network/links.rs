@@ -1,36 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The host's virtual network: which interfaces are ports of which bridge, in
-//! which VLAN, and what the host itself is there. Kept up to date by rtnetlink's
-//! events.
+//! which VLAN, what the host itself is there, and what it has on an interface.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
-use futures_util::{StreamExt, TryStreamExt};
-use rtnetlink::MulticastGroup;
-use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
-use rtnetlink::packet_route::AddressFamily;
-use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
     AfSpecBridge, BridgePortState, BridgeStpState, BridgeVlanInfoFlags, InfoBridge, InfoBridgePort,
-    InfoData, InfoKind, InfoPortData, InfoVlan, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo,
-    LinkMessage, LinkXdp, XdpAttached,
+    InfoData, InfoKind, InfoPortData, InfoVlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+    LinkXdp, XdpAttached,
 };
-use rtnetlink::packet_route::tc::{TcAttribute, TcMessage};
-use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
-use tracing::warn;
+use rtnetlink::packet_route::tc::TcMessage;
 
-/// Changes come in bursts: look when it was quiet for this long.
-const QUIET: Duration = Duration::from_millis(30);
-/// Or after this, if it never is.
-const LATEST: Duration = Duration::from_millis(300);
-
-/// So often in a row the network may not be readable; the agent gives up then, and
-/// whoever has started it may start it again. All channels stay.
-const TRIES: u32 = 8;
-/// How long after the first time it is tried again; twice as long each further time.
-const RETRY: Duration = Duration::from_millis(200);
+use super::qdisc::{self, Purpose};
 
 /// One interface of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,6 +52,8 @@ pub struct Link {
     pub xdp: bool,
     /// whether classifiers of tc may look at what passes it: it has a qdisc for them
     pub classified: bool,
+    /// kind of a qdisc that may shape what leaves by it; empty if it has none
+    pub shaper: String,
 }
 
 /// All interfaces, by index.
@@ -78,7 +61,7 @@ pub struct Link {
 pub struct Links {
     links: HashMap<u32, Link>,
     /// how often the host's routes have changed
-    routes: u64,
+    pub(super) routes: u64,
 }
 
 /// The host itself, as the router of a network.
@@ -162,6 +145,9 @@ impl Links {
             Some(format!("an XDP program is attached to {name}"))
         } else if link.classified {
             Some(format!("{name} has a qdisc for classifiers (tc qdisc show dev {name})"))
+        } else if !link.shaper.is_empty() {
+            let kind = &link.shaper;
+            Some(format!("{name} has a qdisc that may shape, {kind} (tc qdisc show dev {name})"))
         } else {
             link.locked.then(|| format!("{name} is a locked port (bridge -d link show {name})"))
         }
@@ -227,7 +213,7 @@ impl Links {
         })
     }
 
-    fn take(&mut self, message: LinkMessage) {
+    pub(super) fn take(&mut self, message: LinkMessage) {
         let mut link = Link {
             up: message.header.flags.contains(LinkFlags::Up),
             running: message.header.flags.contains(LinkFlags::Running),
@@ -248,15 +234,18 @@ impl Links {
         self.links.insert(message.header.index, link);
     }
 
-    fn take_qdisc(&mut self, message: &TcMessage) {
+    pub(super) fn take_qdisc(&mut self, message: &TcMessage) {
         let index = u32::try_from(message.header.index).unwrap_or(0);
         let Some(link) = self.links.get_mut(&index) else { return };
-        let is = |attribute: &TcAttribute| matches!(attribute, TcAttribute::Kind(kind) if CLASSIFYING.contains(&kind.as_str()));
-        link.classified |= message.attributes.iter().any(is);
+        match qdisc::purpose(&message.attributes) {
+            Purpose::Queues => {}
+            Purpose::Classifies => link.classified = true,
+            Purpose::Shapes(kind) => link.shaper = kind,
+        }
     }
 
     /// VLANs come in a dump of their own.
-    fn take_vlans(&mut self, message: &LinkMessage) {
+    pub(super) fn take_vlans(&mut self, message: &LinkMessage) {
         let Some(link) = self.links.get_mut(&message.header.index) else { return };
         for attribute in &message.attributes {
             let LinkAttribute::AfSpecBridge(specs) = attribute else { continue };
@@ -275,9 +264,6 @@ impl Links {
 fn is_program(said: &LinkXdp) -> bool {
     matches!(said, LinkXdp::Attached(how) if *how != XdpAttached::None)
 }
-
-/// Kinds of qdisc that are there for classifiers only.
-const CLASSIFYING: [&str; 2] = ["clsact", "ingress"];
 
 impl Link {
     /// Whether a port only waits for its carrier, as that of a guest which Xen
@@ -327,112 +313,6 @@ impl Link {
                 _ => {}
             }
         }
-    }
-}
-
-/// Reads all interfaces.
-///
-/// # Errors
-/// Those of rtnetlink.
-pub async fn read(handle: &rtnetlink::Handle) -> Result<Links, rtnetlink::Error> {
-    let mut links = Links::default();
-    let mut dump = handle.link().get().execute();
-    while let Some(message) = dump.try_next().await? {
-        links.take(message);
-    }
-    let mut dump = handle
-        .link()
-        .get()
-        .set_filter_mask(AddressFamily::Bridge, vec![LinkExtentMask::Brvlan])
-        .execute();
-    while let Some(message) = dump.try_next().await? {
-        links.take_vlans(&message);
-    }
-    let mut dump = handle.qdisc().get().execute();
-    while let Some(message) = dump.try_next().await? {
-        links.take_qdisc(&message);
-    }
-    Ok(links)
-}
-
-/// Whether an event is about the host's routes.
-fn is_route<T>((message, _): &(NetlinkMessage<RouteNetlinkMessage>, T)) -> bool {
-    use RouteNetlinkMessage::{DelRoute, NewRoute};
-    matches!(message.payload, NetlinkPayload::InnerMessage(NewRoute(_) | DelRoute(_)))
-}
-
-/// Sends all interfaces at first and after each change, also of routes, until
-/// nobody receives. A dump that fails, as it may while interfaces come and go, is
-/// begun again; meanwhile what was sent last holds.
-///
-/// # Errors
-/// Those of rtnetlink, if they come [`TRIES`] times in a row.
-pub async fn watch(to: mpsc::Sender<Links>) -> anyhow::Result<()> {
-    let mut seen = Seen::default();
-    let mut failures = Failures::default();
-    loop {
-        let mut is_useful = false;
-        let Err(error) = watch_until_error(&to, &mut seen, &mut is_useful).await else {
-            return Ok(());
-        };
-        let Some(wait) = failures.wait(is_useful) else { return Err(error) };
-        warn!(%error, ?wait, "the host's network cannot be read; trying again");
-        sleep(wait).await;
-    }
-}
-
-/// How often in a row the network could not be read.
-#[derive(Default)]
-struct Failures(u32);
-
-impl Failures {
-    /// How long to wait after one more, before which it was read (`is_useful`) or
-    /// not; none after too many.
-    fn wait(&mut self, is_useful: bool) -> Option<Duration> {
-        self.0 = if is_useful { 1 } else { self.0 + 1 };
-        (self.0 < TRIES).then(|| RETRY * 2_u32.pow(self.0 - 1))
-    }
-}
-
-/// What is kept from one watch to the next.
-#[derive(Default)]
-struct Seen {
-    last: Option<Links>,
-    routes: u64,
-}
-
-/// Watches until nobody receives; says in `is_useful` that it has read the network.
-async fn watch_until_error(
-    to: &mpsc::Sender<Links>,
-    Seen { last, routes }: &mut Seen,
-    is_useful: &mut bool,
-) -> anyhow::Result<()> {
-    let (connection, handle, mut events) = rtnetlink::new_multicast_connection(&[
-        MulticastGroup::Link,
-        MulticastGroup::Ipv4Route,
-        MulticastGroup::Ipv6Route,
-        MulticastGroup::Tc,
-    ])?;
-    tokio::spawn(connection);
-    loop {
-        let mut links = read(&handle).await?;
-        *is_useful = true;
-        links.routes = *routes;
-        if last.as_ref() != Some(&links) {
-            *last = Some(links.clone());
-            if to.send(links).await.is_err() {
-                return Ok(());
-            }
-        }
-        let Some(event) = events.next().await else { anyhow::bail!("rtnetlink ended") };
-        *routes += u64::from(is_route(&event));
-        let quiet = async {
-            while let Ok(Some(event)) = timeout(QUIET, events.next()).await {
-                *routes += u64::from(is_route(&event));
-            }
-        };
-        // Late is as good as quiet.
-        let _ = timeout(LATEST, quiet).await;
     }
 }
 
@@ -497,6 +377,7 @@ mod tests {
         for (changed, word) in [
             (Link { xdp: true, ..tap(1) }, "XDP"),
             (Link { classified: true, ..tap(1) }, "tc qdisc show dev tap0"),
+            (Link { shaper: "tbf".into(), ..tap(1) }, "may shape, tbf"),
             (Link { locked: true, ..tap(1) }, "locked"),
         ] {
             let why = filter(changed).expect("a filter");
@@ -533,30 +414,5 @@ mod tests {
         assert!(links.port("tap0").is_err());
         assert!(Links::new([(2, Link { up: false, ..vif })]).alone("tap0").is_none(), "down");
         assert!(Links::new([(2, tap(1))]).alone("tap0").is_none(), "in a bridge");
-    }
-
-    #[test]
-    fn a_dump_that_fails_is_begun_again() {
-        // As often as it likes, if it works in between.
-        let mut failures = Failures::default();
-        for _ in 0..3 * TRIES {
-            assert_eq!(failures.wait(true), Some(RETRY));
-        }
-        assert_eq!(failures.wait(false), Some(2 * RETRY));
-        assert_eq!(failures.wait(true), Some(RETRY));
-
-        // And in a row for some 25 s.
-        let mut failures = Failures::default();
-        let waits: Vec<Duration> = std::iter::from_fn(|| failures.wait(false)).collect();
-        assert_eq!(waits.len(), 7);
-        assert_eq!(waits.iter().sum::<Duration>(), RETRY * 127);
-    }
-
-    #[tokio::test]
-    async fn this_machine() {
-        let (connection, handle, _) = rtnetlink::new_connection().expect("rtnetlink");
-        tokio::spawn(connection);
-        let links = read(&handle).await.expect("a dump");
-        assert!(links.has("lo"));
     }
 }

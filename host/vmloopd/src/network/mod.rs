@@ -2,4 +2,6 @@
 //! The host's network: its interfaces and its routes.
 
 pub mod links;
+pub mod qdisc;
 pub mod routes;
+pub mod watch;
