@@ -295,6 +295,25 @@ pub struct Disputed {
     pub owner: String,
 }
 
+/// Something on the host that looks at frames, and would not see those that a
+/// channel carries; or that says where they go.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Filter {
+    /// what it is: `xdp`, `classifier`, `qdisc` or `locked`, of an interface;
+    /// `nftables`, a chain; `rule`, of routing; `unreadable`, if that is not known
+    pub kind: String,
+    /// interface of the host; empty if it is not of one
+    pub interface: String,
+    /// of a chain: family of its table, as nft(8) calls it
+    pub family: String,
+    /// of a chain: its table
+    pub table: String,
+    /// of a chain: its name
+    pub chain: String,
+    /// all of that, and what it does, for people
+    pub text: String,
+}
+
 /// One network interface of a guest.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Nic {

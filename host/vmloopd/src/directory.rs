@@ -4,11 +4,14 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use vmloop_abi::message::{Address, DirectoryEntry, TAG_MAX};
 use vmloop_abi::shm::VMLOOP_PEER_IPS;
+use vmloop_api::Filter;
 use vmloop_policy::{Policy, Who};
 
+use crate::network::judge::{Judge, Seat};
 use crate::network::links::Port;
 
 /// A guest, as far as directories are concerned.
@@ -57,6 +60,10 @@ pub struct Pair {
 pub struct View<'a> {
     members: &'a [Member],
     policy: &'a Policy,
+    /// None if filters on the way are ignored
+    judge: Option<&'a Judge>,
+    /// what it knows of each interface
+    seats: Vec<Vec<Option<Arc<Seat>>>>,
     /// who came first with an address, by network
     macs: HashMap<(u32, u16, [u8; 6]), usize>,
     ips: HashMap<(u32, u16, IpAddr), (u64, usize)>,
@@ -129,7 +136,27 @@ impl<'a> View<'a> {
                 }
             }
         }
-        Self { members, policy, macs, ips, routed }
+        Self { members, policy, judge: None, seats: Vec::new(), macs, ips, routed }
+    }
+
+    /// The same, heeding what the host has on the way between two, if there is a judge.
+    #[must_use]
+    pub fn judged_by(self, judge: Option<&'a Judge>) -> Self {
+        let Some(judge) = judge else { return self };
+        let seat = |(_, port): &(_, Option<Port>)| Some(judge.seat(port.as_ref()?));
+        let seats = |member: &Member| member.nics.iter().map(seat).collect();
+        Self { judge: Some(judge), seats: self.members.iter().map(seats).collect(), ..self }
+    }
+
+    /// What the host does to frames between two interfaces, each of a member; None if
+    /// nothing, or if that is ignored.
+    fn filter(&self, a: (usize, usize), b: (usize, usize), routed: bool) -> Option<Arc<Filter>> {
+        let judge = self.judge?;
+        let seated = |(member, nic): (usize, usize)| {
+            let port = self.members[member].nics[nic].1.as_ref()?;
+            Some((port, &**self.seats[member][nic].as_ref()?))
+        };
+        judge.between(seated(a)?, seated(b)?, routed)
     }
 
     /// Pairs of interfaces over which two members reach each other. Empty if
@@ -151,7 +178,11 @@ impl<'a> View<'a> {
                 let bridged = same
                     && !(port_a.isolated && port_b.isolated)
                     && !(port_a.alone || port_b.alone);
-                if (bridged || routed) && first(a, port_a, mac_a) && first(b, port_b, mac_b) {
+                if (bridged || routed)
+                    && first(a, port_a, mac_a)
+                    && first(b, port_b, mac_b)
+                    && self.filter((a, ours), (b, theirs), routed).is_none()
+                {
                     links.push(Pair { ours, theirs, routed });
                 }
             }

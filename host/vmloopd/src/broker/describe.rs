@@ -7,6 +7,7 @@ use vmloop_api as api;
 
 use super::channels::{Channel, ChannelSide};
 use super::closing::close_reason;
+use super::directories::{got_around, heeded};
 use super::guests::{Arrival, Guest, Phase, hex};
 use super::{Broker, seconds};
 use crate::answer::Answer;
@@ -97,6 +98,11 @@ impl Broker {
             let (a, b, _) = channel.label();
             format!("{a} and {b} keep shared memory that the policy has taken from them; end one of the two")
         }));
+        if let Some(unknown) =
+            heeded(&self.policy, &self.judge).and_then(|_| self.links.filters.unknown())
+        {
+            problems.push(format!("no guest gets a channel: {}", unknown.text));
+        }
         if !self.have_memory() {
             problems.push("no more channels: their rings may take no more memory; see max_memory and ring_size of the policy".into());
         }
@@ -144,6 +150,8 @@ impl Broker {
         match self.place(guest.who(), &nic.tap) {
             Ok(port) => {
                 shown.gateway = self.gateway_of(guest, &port);
+                let is_routed = !shown.gateway.is_empty();
+                shown.blocked = self.blocked(&port, is_routed).unwrap_or_default();
                 shown.vlan = port.vlan;
                 if !port.alone {
                     shown.bridge = port.bridge_name;
@@ -154,6 +162,14 @@ impl Broker {
             }
         }
         shown
+    }
+
+    /// What the host does to all frames of an interface, also to those that it routes.
+    fn blocked(&self, port: &Port, is_routed: bool) -> Option<String> {
+        let seat = heeded(&self.policy, &self.judge)?.seat(port);
+        let bridged = if port.alone { None } else { Some(seat.always(false)?) };
+        let routed = if is_routed { Some(seat.always(true)?) } else { None };
+        bridged.or(routed).map(|filter| got_around(filter))
     }
 
     /// The host's address as the router of a guest's interface; empty if the

@@ -9,7 +9,8 @@ use tokio::time::Instant;
 use tracing::warn;
 use vmloop_abi::message::{Address, AgentMessage};
 use vmloop_abi::shm;
-use vmloop_policy::{Filters, Who};
+use vmloop_api::Filter;
+use vmloop_policy::{Filters, Policy, Who};
 
 use super::Broker;
 use super::channels::Stage;
@@ -18,7 +19,21 @@ use crate::directory::{Member, View, routed_number};
 use crate::event::ChannelKey;
 use crate::handle::Command;
 use crate::machine::{Key, Machine};
+use crate::network::judge::Judge;
 use crate::network::links::Port;
+
+/// Why an interface or a pair gets no channel, for people.
+pub(super) fn got_around(filter: &Filter) -> String {
+    format!(
+        "{}, which a channel would get around; filters = \"ignore\" in the policy allows that",
+        filter.text
+    )
+}
+
+/// What the host has on the way between two guests, unless the policy ignores that.
+pub(super) fn heeded<'a>(policy: &Policy, judge: &'a Judge) -> Option<&'a Judge> {
+    (policy.filters == Filters::Respect).then_some(judge)
+}
 
 impl Broker {
     /// Where an interface of a guest is; one that is in no bridge is somewhere
@@ -26,11 +41,9 @@ impl Broker {
     /// something on the host looks at is nowhere, unless the policy ignores that.
     pub(super) fn place(&self, who: Who<'_>, tap: &str) -> Result<Port, String> {
         if self.policy.filters == Filters::Respect
-            && let Some(filter) = self.links.filter(tap)
+            && let Some(filter) = self.links.filters.unknown().or_else(|| self.links.filter(tap))
         {
-            return Err(format!(
-                "{filter}, which a channel would get around; filters = \"ignore\" in the policy allows that"
-            ));
+            return Err(got_around(&filter));
         }
         self.links.port(tap).or_else(|why| {
             let alone = self.links.alone(tap).filter(|_| self.policy.routed(who, &[tap]).is_some());
@@ -161,7 +174,8 @@ impl Broker {
             return Vec::new();
         }
         let (members, keys) = self.members();
-        let view = View::new(&members, &self.policy);
+        let judge = heeded(&self.policy, &self.judge);
+        let view = View::new(&members, &self.policy).judged_by(judge);
         let index: HashMap<Key, usize> = keys.iter().copied().zip(0..).collect();
 
         let mut forbidden = Vec::new();

@@ -43,6 +43,7 @@ use crate::breaks::{Breaks, Pair};
 use crate::counters::Counters;
 use crate::event::{Event, Post};
 use crate::machine::Key;
+use crate::network::judge::Judge;
 use crate::network::links::Links;
 use crate::state::{self, Saved};
 use back_off::BackOffs;
@@ -112,6 +113,8 @@ pub struct Broker {
     policy: InForce,
     links: Links,
     have_links: bool,
+    /// Goes by the filters in `links`.
+    judge: Judge,
     /// What the host's routing said, until it changes.
     routes: HashMap<IpAddr, Option<u32>>,
     guests: Guests,
@@ -182,6 +185,7 @@ impl Broker {
             policy,
             links: Links::default(),
             have_links: false,
+            judge: Judge::default(),
             routes: HashMap::new(),
             guests: Guests::default(),
             channels: Channels::default(),

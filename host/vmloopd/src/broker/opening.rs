@@ -13,6 +13,7 @@ use vmloop_abi::shm;
 use super::Broker;
 use super::channels::{Channel, ChannelSide, Stage};
 use super::closing::SLOTS_RETRY;
+use super::directories::heeded;
 use super::guests::{Guest, hex};
 use crate::channel;
 use crate::directory::{View, free_tag};
@@ -123,7 +124,8 @@ impl Broker {
     fn begin(&mut self, key: Key, other_key: Key) -> Result<ChannelKey, Refusal> {
         let now = Instant::now();
         let (members, keys) = self.members();
-        let view = View::new(&members, &self.policy);
+        let judge = heeded(&self.policy, &self.judge);
+        let view = View::new(&members, &self.policy).judged_by(judge);
         let index = |key| keys.iter().position(|other| *other == key);
         let (Some(a), Some(b)) = (index(key), index(other_key)) else {
             return Err(GONE);

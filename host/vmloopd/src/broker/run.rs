@@ -12,6 +12,7 @@ use crate::end::Failure;
 use crate::event::{ChannelKey, Event, News};
 use crate::handle::Command;
 use crate::machine::Key;
+use crate::network::judge::Judge;
 use crate::network::links::Links;
 
 /// Events that are heard before what follows is done: they come in bursts.
@@ -145,6 +146,9 @@ impl Broker {
             for (_, guest) in self.guests.iter() {
                 guest.tell(Command::Rescan);
             }
+        }
+        if links.filters != self.links.filters {
+            self.judge = Judge::new(&links.filters);
         }
         self.links = links;
         self.routes.clear();

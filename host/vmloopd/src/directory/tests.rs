@@ -19,6 +19,7 @@ fn port(bridge: u32, vlan: u16) -> Port {
         tagged: vlan == 0,
         isolated: false,
         mtu: 1500,
+        ..Port::default()
     }
 }
 

@@ -11,6 +11,9 @@ use rtnetlink::packet_route::link::{
 };
 use rtnetlink::packet_route::tc::TcMessage;
 
+use vmloop_api::Filter;
+
+use super::filters::{Filters, Switches};
 use super::qdisc::{self, Purpose};
 
 /// One interface of the host.
@@ -54,6 +57,9 @@ pub struct Link {
     pub classified: bool,
     /// kind of a qdisc that may shape what leaves by it; empty if it has none
     pub shaper: String,
+    /// bridge: what br_netfilter shows to the chains of IP, beside what it shows of
+    /// all bridges
+    pub calls: Switches,
 }
 
 /// All interfaces, by index.
@@ -62,6 +68,8 @@ pub struct Links {
     links: HashMap<u32, Link>,
     /// how often the host's routes have changed
     pub(super) routes: u64,
+    /// what is no matter of single interfaces
+    pub filters: Filters,
 }
 
 /// The host itself, as the router of a network.
@@ -79,8 +87,10 @@ pub struct Gateway {
 
 /// Where in the virtual network an interface of a guest is. Two that have the
 /// same `bridge` and `vlan`, not both isolated, reach each other.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Port {
+    /// name of the interface
+    pub name: String,
     /// index of the bridge, or of the interface itself if it is in none
     pub bridge: u32,
     /// its name
@@ -97,12 +107,16 @@ pub struct Port {
     pub isolated: bool,
     /// largest packet in bytes
     pub mtu: u32,
+    /// which chains of IP see what the bridge passes
+    pub calls: Switches,
+    /// what looks at frames between it and the host's own network, as routed ones are
+    pub before_host: Option<Filter>,
 }
 
 impl Links {
     /// From interfaces by index.
     pub fn new(links: impl IntoIterator<Item = (u32, Link)>) -> Self {
-        Self { links: links.into_iter().collect(), routes: 0 }
+        Self { links: links.into_iter().collect(), ..Self::default() }
     }
 
     /// The host's interface of an index, as a router.
@@ -139,18 +153,28 @@ impl Links {
 
     /// What looks at the frames that pass an interface of a guest, and would not see
     /// those that a channel carries; None if nothing is known that does.
-    pub fn filter(&self, name: &str) -> Option<String> {
+    pub fn filter(&self, name: &str) -> Option<Filter> {
         let (_, link) = self.named(name)?;
-        if link.xdp {
-            Some(format!("an XDP program is attached to {name}"))
+        let (kind, text) = if link.xdp {
+            ("xdp", format!("an XDP program is attached to {name}"))
         } else if link.classified {
-            Some(format!("{name} has a qdisc for classifiers (tc qdisc show dev {name})"))
+            ("classifier", format!("{name} has a qdisc for classifiers (tc qdisc show dev {name})"))
         } else if !link.shaper.is_empty() {
-            let kind = &link.shaper;
-            Some(format!("{name} has a qdisc that may shape, {kind} (tc qdisc show dev {name})"))
+            let shaper = &link.shaper;
+            let text =
+                format!("{name} has a qdisc that may shape, {shaper} (tc qdisc show dev {name})");
+            ("qdisc", text)
+        } else if link.locked {
+            ("locked", format!("{name} is a locked port (bridge -d link show {name})"))
         } else {
-            link.locked.then(|| format!("{name} is a locked port (bridge -d link show {name})"))
-        }
+            return None;
+        };
+        Some(Filter { kind: kind.into(), interface: name.into(), text, ..Filter::default() })
+    }
+
+    /// The same of the host's own interfaces behind a bridge.
+    fn before_host(&self, bridge: &str, gateway: Option<&Gateway>) -> Option<Filter> {
+        self.filter(bridge).or_else(|| self.filter(&gateway?.name))
     }
 
     /// Where an interface of a guest is that is in no bridge: with nobody but
@@ -158,6 +182,7 @@ impl Links {
     pub fn alone(&self, name: &str) -> Option<Port> {
         let (index, link) = self.named(name)?;
         (link.up && link.master == 0).then(|| Port {
+            name: link.name.clone(),
             bridge: *index,
             bridge_name: link.name.clone(),
             alone: true,
@@ -166,6 +191,8 @@ impl Links {
             tagged: false,
             isolated: false,
             mtu: link.mtu,
+            calls: Switches::default(),
+            before_host: None,
         })
     }
 
@@ -200,16 +227,20 @@ impl Links {
         if bridge.vlan_filtering && (link.pvid == 0 || !link.untagged) {
             return Err(format!("{name} has no untagged VLAN on {}", bridge.name));
         }
+        let vlan = if bridge.vlan_filtering { link.pvid } else { 0 };
+        let gateway = self.gateway_in(link.master, vlan);
         Ok(Port {
+            name: link.name.clone(),
             bridge: link.master,
             bridge_name: bridge.name.clone(),
             alone: false,
-            gateway: self
-                .gateway_in(link.master, if bridge.vlan_filtering { link.pvid } else { 0 }),
-            vlan: if bridge.vlan_filtering { link.pvid } else { 0 },
+            vlan,
             tagged: !bridge.vlan_filtering,
             isolated: link.isolated,
             mtu: link.mtu,
+            calls: self.filters.calls(bridge.calls),
+            before_host: self.before_host(&bridge.name, gateway.as_ref()),
+            gateway,
         })
     }
 
@@ -284,6 +315,9 @@ impl Link {
                     for value in data {
                         match value {
                             InfoBridge::VlanFiltering(on) => self.vlan_filtering = on,
+                            InfoBridge::NfCallIpTables(on) => self.calls.ip = on,
+                            InfoBridge::NfCallIp6Tables(on) => self.calls.ip6 = on,
+                            InfoBridge::NfCallArpTables(on) => self.calls.arp = on,
                             InfoBridge::StpState(state) => {
                                 self.spanning_tree = state != BridgeStpState::Disabled;
                             }
@@ -380,7 +414,7 @@ mod tests {
             (Link { shaper: "tbf".into(), ..tap(1) }, "may shape, tbf"),
             (Link { locked: true, ..tap(1) }, "locked"),
         ] {
-            let why = filter(changed).expect("a filter");
+            let why = filter(changed).expect("a filter").text;
             assert!(why.contains("tap0") && why.contains(word), "{why}");
         }
         assert!(!is_program(&LinkXdp::Attached(XdpAttached::None)));

@@ -9,9 +9,13 @@ use rtnetlink::packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType,
 };
+use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{Socket, SocketAddr};
+
+/// The tables that the kernel's own rules lead to: local, main, default.
+const USUAL_TABLES: [u32; 3] = [255, 254, 253];
 
 fn question(ip: IpAddr) -> RouteMessage {
     let mut message = RouteMessage::default();
@@ -60,6 +64,31 @@ fn ask(ip: IpAddr) -> io::Result<Option<u32>> {
     })
 }
 
+/// A rule of routing that the kernel does not have by itself, for people; it may send
+/// packets elsewhere than their destination says, or refuse them.
+pub fn unusual(rule: &RuleMessage) -> Option<String> {
+    let header = &rule.header;
+    let mut table = u32::from(header.table);
+    let mut is_plain = header.action == RuleAction::ToTable
+        && (header.src_len, header.dst_len, header.tos) == (0, 0, 0)
+        && !header.flags.contains(RuleFlags::Invert);
+    let mut priority = 0;
+    for attribute in &rule.attributes {
+        match attribute {
+            RuleAttribute::Priority(number) => priority = *number,
+            RuleAttribute::Table(number) => table = *number,
+            RuleAttribute::Protocol(_)
+            // Of none.
+            | RuleAttribute::SuppressPrefixLen(u32::MAX)
+            | RuleAttribute::SuppressIfGroup(u32::MAX) => {}
+            _ => is_plain = false,
+        }
+    }
+    let is_usual = is_plain && USUAL_TABLES.contains(&table);
+    let program = if header.family == AddressFamily::Inet6 { "ip -6" } else { "ip" };
+    (!is_usual).then(|| format!("{program} rule show priority {priority}"))
+}
+
 /// Index of the interface by which the host sends to an address; None if it
 /// sends nowhere, or if the address is its own.
 pub fn interface_to(ip: IpAddr) -> Option<u32> {
@@ -69,6 +98,32 @@ pub fn interface_to(ip: IpAddr) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rules_of_routing() {
+        let rule = |table: u32, more: Option<RuleAttribute>| {
+            let mut rule = RuleMessage::default();
+            rule.header.action = RuleAction::ToTable;
+            rule.attributes = vec![
+                RuleAttribute::Priority(7),
+                RuleAttribute::Table(table),
+                RuleAttribute::SuppressPrefixLen(u32::MAX),
+            ];
+            rule.attributes.extend(more);
+            rule
+        };
+        assert_eq!(unusual(&rule(254, None)), None);
+        assert_eq!(unusual(&rule(255, None)), None);
+        let other = unusual(&rule(100, None)).expect("another table");
+        assert!(other.contains("priority 7"), "{other}");
+        assert!(unusual(&rule(254, Some(RuleAttribute::FwMark(1)))).is_some());
+        let mut refuses = rule(254, None);
+        refuses.header.action = RuleAction::Blackhole;
+        assert!(unusual(&refuses).is_some());
+        let mut from = rule(254, None);
+        from.header.src_len = 24;
+        assert!(unusual(&from).is_some());
+    }
 
     #[test]
     fn this_machine() {

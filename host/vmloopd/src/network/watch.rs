@@ -1,25 +1,31 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Reads the host's network, and reads it again after each change that the kernel's
-//! events tell of.
+//! Reads the host's network, and reads it again after each change. The kernel's events
+//! tell of all but a few switches, which are looked at now and then.
 
+use std::future::pending;
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt};
-use rtnetlink::MulticastGroup;
 use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::LinkExtentMask;
+use rtnetlink::{IpVersion, MulticastGroup};
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
-use tracing::warn;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::{debug, error, info, warn};
 
+use super::filters::{self, Filters};
 use super::links::Links;
+use super::nft::socket::Events;
+use super::routes;
 
 /// Changes come in bursts: look when it was quiet for this long.
 const QUIET: Duration = Duration::from_millis(30);
 /// Or after this, if it never is.
 const LATEST: Duration = Duration::from_millis(300);
+/// So often it is looked at what no event tells of.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// So often in a row the network may not be readable; the agent gives up then, and
 /// whoever has started it may start it again. All channels stay.
@@ -48,6 +54,14 @@ pub async fn read(handle: &rtnetlink::Handle) -> Result<Links, rtnetlink::Error>
     let mut dump = handle.qdisc().get().execute();
     while let Some(message) = dump.try_next().await? {
         links.take_qdisc(&message);
+    }
+    for family in [IpVersion::V4, IpVersion::V6] {
+        let mut dump = handle.rule().get(family).execute();
+        while let Some(message) = dump.try_next().await? {
+            if links.filters.routing.is_none() {
+                links.filters.routing = routes::unusual(&message);
+            }
+        }
     }
     Ok(links)
 }
@@ -96,40 +110,121 @@ impl Failures {
 struct Seen {
     last: Option<Links>,
     routes: u64,
+    rules: Rules,
+}
+
+/// The host's rules, as they were read last.
+#[derive(Default)]
+struct Rules {
+    events: Option<Events>,
+    /// but for rules of routing, which come with the interfaces
+    filters: Filters,
+}
+
+impl Rules {
+    /// Hears of changes from now on, if it does not yet, and reads all chains.
+    async fn read(&mut self) {
+        if self.events.is_none() {
+            self.events = Events::new().unwrap_or_else(|error| {
+                // The rules are read every few seconds then, if they can be.
+                debug!(%error, "nftables' events");
+                None
+            });
+        }
+        let before = self.filters.unreadable.take();
+        let began = Instant::now();
+        match filters::rules().await {
+            Ok(rules) => {
+                debug!(chains = rules.bases().count(), took = ?began.elapsed(), "rules");
+                self.filters.rules = rules;
+            }
+            Err(why) => self.filters.unreadable = Some(why),
+        }
+        match &self.filters.unreadable {
+            Some(why) if before.as_ref() != Some(why) => {
+                error!(
+                    "the host's filters cannot be read, and no guest gets a channel unless the policy says filters = \"ignore\": {why}"
+                );
+            }
+            None if before.is_some() => info!("the host's filters can be read again"),
+            _ => {}
+        }
+    }
+
+    /// Looks at what no event tells of; whether the chains have to be read again.
+    fn look(&mut self) -> bool {
+        self.filters.br_netfilter = filters::br_netfilter();
+        self.events.is_none() || self.filters.unreadable.is_some()
+    }
+
+    /// Waits for a change.
+    async fn changed(&mut self) {
+        let Some(events) = &mut self.events else { return pending().await };
+        if let Err(error) = events.next().await {
+            warn!(%error, "nftables' events");
+            self.events = None;
+        }
+    }
+}
+
+/// What has to be read again.
+#[derive(Clone, Copy)]
+struct Stale {
+    links: bool,
+    rules: bool,
 }
 
 /// Watches until nobody receives; says in `is_useful` that it has read the network.
 async fn watch_until_error(
     to: &mpsc::Sender<Links>,
-    Seen { last, routes }: &mut Seen,
+    Seen { last, routes, rules }: &mut Seen,
     is_useful: &mut bool,
 ) -> anyhow::Result<()> {
     let (connection, handle, mut events) = rtnetlink::new_multicast_connection(&[
         MulticastGroup::Link,
         MulticastGroup::Ipv4Route,
         MulticastGroup::Ipv6Route,
+        MulticastGroup::Ipv4Rule,
+        MulticastGroup::Ipv6Rule,
         MulticastGroup::Tc,
     ])?;
     tokio::spawn(connection);
+    let mut links = Links::default();
+    let mut stale = Stale { links: true, rules: true };
     loop {
-        let mut links = read(&handle).await?;
-        *is_useful = true;
+        if stale.links {
+            links = read(&handle).await?;
+            *is_useful = true;
+        }
+        if rules.look() || stale.rules {
+            rules.read().await;
+        }
         links.routes = *routes;
+        let routing = links.filters.routing.take();
+        links.filters = Filters { routing, ..rules.filters.clone() };
         if last.as_ref() != Some(&links) {
             *last = Some(links.clone());
-            if to.send(links).await.is_err() {
+            if to.send(links.clone()).await.is_err() {
                 return Ok(());
             }
         }
-        let Some(event) = events.next().await else { anyhow::bail!("rtnetlink ended") };
-        *routes += u64::from(is_route(&event));
-        let quiet = async {
-            while let Ok(Some(event)) = timeout(QUIET, events.next()).await {
-                *routes += u64::from(is_route(&event));
+        stale = Stale { links: false, rules: false };
+        // Quiet is the time to look, and late is as good.
+        let (mut until, mut latest) = (Instant::now() + LOOK, None);
+        loop {
+            tokio::select! {
+                biased;
+                () = sleep_until(until) => break,
+                event = events.next() => {
+                    let Some(event) = event else { anyhow::bail!("rtnetlink ended") };
+                    *routes += u64::from(is_route(&event));
+                    stale.links = true;
+                }
+                () = rules.changed() => stale.rules = true,
             }
-        };
-        // Late is as good as quiet.
-        let _ = timeout(LATEST, quiet).await;
+            let latest = *latest.get_or_insert_with(|| Instant::now() + LATEST);
+            until = latest.min(Instant::now() + QUIET);
+        }
     }
 }
 

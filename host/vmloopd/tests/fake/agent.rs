@@ -42,11 +42,16 @@ pub struct Agent {
 
 /// A bridge with the taps of guests 1 to 9.
 fn network() -> Links {
+    network_of(1500)
+}
+
+/// The same, where packets may be so large.
+pub fn network_of(mtu: u32) -> Links {
     let bridge = Link { name: "br0".into(), up: true, bridge: true, ..Link::default() };
     let taps = (1..10).map(|number| {
         let tap = Link {
             name: format!("tap{number}"),
-            mtu: 1500,
+            mtu,
             up: true,
             master: 100,
             forwarding: true,
@@ -134,6 +139,7 @@ impl Agent {
     }
 
     /// As SIGKILL does: nothing is put in order.
+    #[allow(dead_code)]
     pub fn kill(self) {
         self.runtime.shutdown_background();
     }

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The agent, where the host's network has filters on the way between two guests.
+
+mod fake;
+
+use std::sync::Arc;
+
+use fake::agent::{Agent, link, meet, network_of, two_guests};
+use fake::{Modules, Qemu, wait};
+use vmloop_api::{Request, Status};
+use vmloopd::event::Event;
+use vmloopd::network::filters::{Filters, Switches};
+use vmloopd::network::ruleset::{Base, Chain, Family, Pattern, Rule, Ruleset, Step, Which};
+
+/// The kernel's number of the hook between two ports, or two networks.
+const FORWARD: u32 = 2;
+
+fn rules(family: Family, drops: bool, rules: Vec<Vec<Step>>) -> Filters {
+    let rules = rules.into_iter().map(|steps| Rule { handle: 9, steps }).collect();
+    let base = Some(Base { hook: FORWARD, drops, devices: Vec::new() });
+    let chain = Chain {
+        source: "nftables",
+        family,
+        table: "guests".into(),
+        name: "between".into(),
+        base,
+        rules,
+    };
+    Filters { rules: Arc::new(Ruleset::new(vec![chain])), ..Filters::default() }
+}
+
+fn with(filters: Filters) -> Event {
+    with_mtu(1500, filters)
+}
+
+fn with_mtu(mtu: u32, filters: Filters) -> Event {
+    let mut links = network_of(mtu);
+    links.filters = filters;
+    Event::Links(links)
+}
+
+/// Waits until the two do not know of each other any more, and their channel is gone.
+fn parted(agent: &Agent, one: &mut Modules<'_>, two: &mut Modules<'_>) {
+    wait("an end", || {
+        one.hear();
+        two.hear();
+        one.directory.is_empty() && two.directory.is_empty() && agent.channels() == 0
+    });
+}
+
+/// Has them have a channel again.
+fn reunited(agent: &Agent, one: &mut Modules<'_>, two: &mut Modules<'_>) {
+    wait("the peer", || {
+        one.hear();
+        two.hear();
+        one.directory.len() == 1 && two.directory.len() == 1
+    });
+    // What lived short would have to wait.
+    agent.ask(Request::Reset { a: "g1".into(), b: "g2".into() }).expect("two guests");
+    let peer = one.directory[0];
+    one.want(&peer);
+    wait("a channel", || {
+        one.hear();
+        two.hear();
+        agent.channels() == 1 && one.directory[0].tag != 0
+    });
+}
+
+/// Why the interface of g1 has no channels.
+fn blocked(agent: &Agent) -> String {
+    let guests = agent.list(Request::List).guests;
+    guests.iter().find(|guest| guest.name == "g1").expect("g1").nics[0].blocked.clone()
+}
+
+fn linked<'a>(agent: &Agent, one: &'a Qemu, two: &'a Qemu) -> (Modules<'a>, Modules<'a>) {
+    let (mut a, mut b) = meet(agent, one, two);
+    link(&mut a, &mut b, one, two);
+    (a, b)
+}
+
+#[test]
+fn a_chain_that_drops() {
+    let (directory, one, two, agent) = two_guests();
+    let (mut a, mut b) = linked(&agent, &one, &two);
+
+    agent.send(with(rules(Family::Bridge, true, Vec::new())));
+    parted(&agent, &mut a, &mut b);
+    let why = blocked(&agent);
+    assert!(why.contains("bridge table guests, chain between: policy drop"), "{why}");
+    assert!(why.contains("filters = \"ignore\""), "{why}");
+
+    agent.policy(directory.path(), "filters = 'ignore'\n");
+    reunited(&agent, &mut a, &mut b);
+    assert_eq!(blocked(&agent), "");
+    agent.policy(directory.path(), "filters = 'respect'\n");
+    parted(&agent, &mut a, &mut b);
+
+    agent.send(with(Filters::default()));
+    reunited(&agent, &mut a, &mut b);
+    assert_eq!(blocked(&agent), "");
+}
+
+#[test]
+fn a_rule_between_two_guests_parts_no_others() {
+    let (directory, one, two, agent) = two_guests();
+    let (mut a, mut b) = linked(&agent, &one, &two);
+    let is = |which, name| Step::Name { which, pattern: Pattern::name(name), equal: true };
+    let rule = vec![is(Which::In, "tap2"), is(Which::Out, "tap1"), Step::Harm("drop".to_owned())];
+    agent.send(with(rules(Family::Bridge, false, vec![rule])));
+    parted(&agent, &mut a, &mut b);
+    assert_eq!(blocked(&agent), "", "not all of its frames");
+
+    let three = Qemu::start(directory.path(), 3);
+    agent.attach(&three);
+    let mut c = Modules::load(&three, 33, [10, 0, 0, 3]);
+    wait("the third one's peers", || {
+        a.hear();
+        c.hear();
+        c.directory.len() == 2 && a.directory.len() == 1 && a.directory[0].ip_count == 1
+    });
+}
+
+#[test]
+fn what_only_accepts_costs_nothing() {
+    let (_directory, one, two, agent) = two_guests();
+    let (mut a, mut b) = linked(&agent, &one, &two);
+    let accepts = vec![Step::Maybe, Step::Accept];
+    let elsewhere = vec![
+        Step::Name { which: Which::In, pattern: Pattern::name("docker0"), equal: true },
+        Step::Harm("drop".to_owned()),
+    ];
+    let br_netfilter = Some(Switches::default());
+    let harmless = [
+        rules(Family::Bridge, false, vec![accepts, elsewhere]),
+        // They decide for IP only, and no bridge shows them anything.
+        rules(Family::Ip, true, Vec::new()),
+        Filters { br_netfilter, ..rules(Family::Ip, true, Vec::new()) },
+    ];
+    for (mtu, filters) in (1401..).zip(harmless) {
+        agent.send(with_mtu(u32::from(mtu), filters));
+        wait("another directory", || {
+            a.hear();
+            b.hear();
+            a.directory.len() == 1 && a.directory[0].mtu == mtu
+        });
+        assert_eq!(blocked(&agent), "");
+    }
+    assert_eq!(agent.list(Request::List).channels[0].state, "up");
+    assert!(a.closes.is_empty() && b.closes.is_empty());
+
+    let br_netfilter = Some(Switches { ip: true, ..Switches::default() });
+    agent.send(with(Filters { br_netfilter, ..rules(Family::Ip, true, Vec::new()) }));
+    parted(&agent, &mut a, &mut b);
+    assert!(blocked(&agent).contains("ip table guests"), "{}", blocked(&agent));
+}
+
+#[test]
+fn rules_that_cannot_be_read() {
+    let (directory, one, two, agent) = two_guests();
+    let (mut a, mut b) = linked(&agent, &one, &two);
+    let unreadable = Some("nftables: Operation not permitted".to_owned());
+    agent.send(with(Filters { unreadable, ..Filters::default() }));
+    parted(&agent, &mut a, &mut b);
+    assert!(blocked(&agent).contains("cannot be read"), "{}", blocked(&agent));
+    let status = || -> Status {
+        serde_json::from_value(agent.ask(Request::Status).expect("a status")).expect("a status")
+    };
+    assert_eq!(status().problems.len(), 1, "{:?}", status().problems);
+
+    agent.policy(directory.path(), "filters = 'ignore'\n");
+    reunited(&agent, &mut a, &mut b);
+    assert!(status().problems.is_empty(), "{:?}", status().problems);
+}
