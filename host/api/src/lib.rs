@@ -79,6 +79,13 @@ pub enum Request {
         /// and of the other
         b: String,
     },
+    /// Say why two guests have a channel, or have none; answers with [`Explained`].
+    Explain {
+        /// name, UUID or identity of one
+        a: String,
+        /// and of the other
+        b: String,
+    },
     /// Answers with [`Status`].
     Status,
     /// Answers with [`Listing`].
@@ -383,6 +390,37 @@ pub struct Stats {
     pub tx_full: u64,
     /// frames dropped
     pub rx_dropped: u64,
+}
+
+/// How it stands between two guests, and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explained {
+    /// name of one
+    pub a: String,
+    /// name of the other
+    pub b: String,
+    /// state of their channel, as [`Channel`] has it; `none` if there is none
+    pub channel: String,
+    /// its tag; 0 if there is none
+    pub tag: u32,
+    /// why they have none, or will have none any more; empty if they have one
+    pub reasons: Vec<Reason>,
+}
+
+/// Why two guests have no channel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reason {
+    /// one of a few words that programs can rely on: `recovering`, `guest`, `policy`,
+    /// `interface`, `network`, `isolated`, `address`, `filter`, `closing`, `revoked`,
+    /// `broken`, `waiting`, `max-channels`, `memory`, `not-asked`
+    pub code: String,
+    /// in a sentence
+    pub why: String,
+    /// what to do about it, for people; may be empty
+    pub what_to_do: String,
+    /// which filter it is, where it is one
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filter: Option<Filter>,
 }
 
 /// A migration that has been.

@@ -49,7 +49,8 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
                 Ok(show_status(out, &status, &why)?)
             }
         }
-        Command::Explain { peer, json } => {
+        Command::Explain { peer, other, json } => {
+            anyhow::ensure!(other.is_none(), "in a guest, name one peer");
             let enabled = modules.status()?.enabled;
             let one = explain::explain(&find(&mut modules, peer)?, enabled);
             if *json { print_json(out, &one) } else { Ok(explain::show(out, &one)?) }

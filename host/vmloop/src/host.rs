@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use vmloop_api::{
-    Broken, Channel, Client, Disputed, Event, Guest, Listing, Migrated, Nic, Request, Stats, Status,
+    Broken, Channel, Client, Disputed, Event, Explained, Guest, Listing, Migrated, Nic, Reason,
+    Request, Stats, Status,
 };
 use vmloop_policy::Policy as Checked;
 
@@ -159,10 +160,17 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             let _: Value = agent.call(&Request::Reset { a: peer.clone(), b: other })?;
             Ok(())
         }
-        Command::Explain { .. } => {
-            anyhow::bail!(
-                "explain is for guests\n  on a host: vmloop ls says which guests get no channels, and why"
-            )
+        Command::Explain { peer, other, json } => {
+            let other = other.clone().ok_or_else(|| {
+                anyhow::anyhow!("on a host, name two guests: vmloop explain GUEST GUEST")
+            })?;
+            let explained: Explained =
+                agent.call(&Request::Explain { a: peer.clone(), b: other })?;
+            if *json {
+                return print_json(out, &explained);
+            }
+            show_explained(out, &explained)?;
+            Ok(())
         }
         Command::Off | Command::On => {
             anyhow::bail!(
@@ -308,6 +316,21 @@ fn show_listing(out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
     table.write(out)
 }
 
+fn show_explained(out: &mut dyn Write, one: &Explained) -> io::Result<()> {
+    let Explained { a, b, channel, tag, reasons } = one;
+    match channel.as_str() {
+        "none" => writeln!(out, "{a} and {b} have no channel.")?,
+        state => writeln!(out, "{a} and {b} have channel {tag} ({state}).")?,
+    }
+    for Reason { code, why, what_to_do, .. } in reasons {
+        writeln!(out, "  {code}: {why}")?;
+        if !what_to_do.is_empty() {
+            writeln!(out, "    {what_to_do}")?;
+        }
+    }
+    Ok(())
+}
+
 fn show_broken(out: &mut dyn Write, broken: &[Broken]) -> io::Result<()> {
     for Broken { a, b, breaks, reason, operator, next_ms } in broken {
         let times = if *breaks == 1 { "once".into() } else { format!("{breaks} times in a row") };
@@ -386,4 +409,36 @@ fn show_event(out: &mut dyn Write, change: &Event) -> io::Result<()> {
         write!(out, " ({})", change.detail)?;
     }
     writeln!(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn explanations() {
+        let reason = Reason {
+            code: "filter".into(),
+            why: "A filter.".into(),
+            what_to_do: "Remove it".into(),
+            filter: None,
+        };
+        let mut one = Explained {
+            a: "web1".into(),
+            b: "web2".into(),
+            channel: "none".into(),
+            tag: 0,
+            reasons: vec![reason],
+        };
+        let shown = |one: &Explained| {
+            let mut out = Vec::new();
+            show_explained(&mut out, one).expect("memory");
+            String::from_utf8(out).expect("text")
+        };
+        let text = "web1 and web2 have no channel.\n  filter: A filter.\n    Remove it\n";
+        assert_eq!(shown(&one), text);
+        one.reasons.clear();
+        (one.channel, one.tag) = ("up".into(), 7);
+        assert_eq!(shown(&one), "web1 and web2 have channel 7 (up).\n");
+    }
 }

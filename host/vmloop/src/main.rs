@@ -59,6 +59,7 @@ fn host_only(command: &Command) -> bool {
             | Command::Migrate { .. }
             | Command::Resume { .. }
             | Command::Reset { other: Some(_), .. }
+            | Command::Explain { other: Some(_), .. }
             | Command::Policy { .. }
     )
 }

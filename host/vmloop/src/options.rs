@@ -101,10 +101,13 @@ pub enum Command {
         json: bool,
     },
     /// Say how the channel to a peer stands, why frames for it take the standard
-    /// network, and what to do about it (guest)
+    /// network, and what to do about it (guest); say why two guests have a channel or
+    /// have none: policy, network, a filter of the host's, bounds (host)
     Explain {
-        /// Name or identity of the peer
+        /// Name or identity of the peer; on a host, of one guest
         peer: String,
+        /// On a host: name, UUID or identity of the other guest
+        other: Option<String>,
         /// As JSON
         #[arg(long)]
         json: bool,

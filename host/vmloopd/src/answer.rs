@@ -19,6 +19,8 @@ pub enum Answer {
     Status(Box<api::Status>),
     /// guests and channels
     Listing(api::Listing),
+    /// how it stands between two guests
+    Explained(Box<api::Explained>),
     /// the policy
     Text(String),
 }

@@ -56,6 +56,21 @@ pub struct Pair {
     pub routed: bool,
 }
 
+/// Why two interfaces do not reach each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Apart {
+    /// One of them is nowhere.
+    Nowhere,
+    /// They are in different networks, and the policy says of no router.
+    Networks,
+    /// Both are isolated ports.
+    Isolated,
+    /// Another guest had the address of one of them before.
+    Address,
+    /// Something on the host looks at frames between them.
+    Filter(Arc<Filter>),
+}
+
 /// Members in the order in which they came, with what follows from all of them.
 pub struct View<'a> {
     members: &'a [Member],
@@ -167,27 +182,40 @@ impl<'a> View<'a> {
             return Vec::new();
         }
         let mut links = Vec::new();
-        for (ours, (mac_a, port_a)) in one.nics.iter().enumerate() {
-            for (theirs, (mac_b, port_b)) in two.nics.iter().enumerate() {
-                let (Some(port_a), Some(port_b)) = (port_a, port_b) else { continue };
-                let same = port_a.bridge == port_b.bridge && port_a.vlan == port_b.vlan;
-                let first = |index, port: &Port, mac: &[u8; 6]| {
-                    self.macs.get(&(port.bridge, port.vlan, *mac)) == Some(&index)
-                };
-                let routed = !same && self.is_routed((one, port_a), (two, port_b));
-                let bridged = same
-                    && !(port_a.isolated && port_b.isolated)
-                    && !(port_a.alone || port_b.alone);
-                if (bridged || routed)
-                    && first(a, port_a, mac_a)
-                    && first(b, port_b, mac_b)
-                    && self.filter((a, ours), (b, theirs), routed).is_none()
-                {
+        for ours in 0..one.nics.len() {
+            for theirs in 0..two.nics.len() {
+                if let Ok(routed) = self.meets((a, ours), (b, theirs)) {
                     links.push(Pair { ours, theirs, routed });
                 }
             }
         }
         links
+    }
+
+    /// Whether two interfaces, each of a member, reach each other by way of the host's
+    /// routing, or on one bridge.
+    ///
+    /// # Errors
+    /// Why they do not reach each other.
+    pub fn meets(&self, a: (usize, usize), b: (usize, usize)) -> Result<bool, Apart> {
+        let (one, two) = (&self.members[a.0], &self.members[b.0]);
+        let ((mac_a, port_a), (mac_b, port_b)) = (&one.nics[a.1], &two.nics[b.1]);
+        let (Some(port_a), Some(port_b)) = (port_a, port_b) else { return Err(Apart::Nowhere) };
+        let same = port_a.bridge == port_b.bridge && port_a.vlan == port_b.vlan;
+        let routed = !same && self.is_routed((one, port_a), (two, port_b));
+        if !routed && (!same || port_a.alone || port_b.alone) {
+            return Err(Apart::Networks);
+        }
+        if same && port_a.isolated && port_b.isolated {
+            return Err(Apart::Isolated);
+        }
+        let first = |index, port: &Port, mac: &[u8; 6]| {
+            self.macs.get(&(port.bridge, port.vlan, *mac)) == Some(&index)
+        };
+        if !first(a.0, port_a, mac_a) || !first(b.0, port_b, mac_b) {
+            return Err(Apart::Address);
+        }
+        self.filter(a, b, routed).map_or(Ok(routed), |filter| Err(Apart::Filter(filter)))
     }
 
     /// Whether the policy says that the host routes between two interfaces, and

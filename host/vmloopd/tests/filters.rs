@@ -5,11 +5,12 @@ mod fake;
 
 use std::sync::Arc;
 
-use fake::agent::{Agent, link, meet, network_of, two_guests};
+use fake::agent::{Agent, link, meet, network_of, tap, two_guests};
 use fake::{Modules, Qemu, wait};
-use vmloop_api::{Request, Status};
+use vmloop_api::{Explained, Request, Status};
 use vmloopd::event::Event;
 use vmloopd::network::filters::{Filters, Switches};
+use vmloopd::network::links::{Link, Links};
 use vmloopd::network::ruleset::{Base, Chain, Family, Pattern, Rule, Ruleset, Step, Which};
 
 /// The kernel's number of the hook between two ports, or two networks.
@@ -72,6 +73,14 @@ fn blocked(agent: &Agent) -> String {
     guests.iter().find(|guest| guest.name == "g1").expect("g1").nics[0].blocked.clone()
 }
 
+/// Why g1 has no channel with another guest: codes, and the whole.
+fn explain(agent: &Agent, other: &str) -> (Vec<String>, Explained) {
+    let request = Request::Explain { a: "g1".into(), b: other.into() };
+    let answer = agent.ask(request).expect("an explanation");
+    let explained: Explained = serde_json::from_value(answer).expect("an explanation");
+    (explained.reasons.iter().map(|reason| reason.code.clone()).collect(), explained)
+}
+
 fn linked<'a>(agent: &Agent, one: &'a Qemu, two: &'a Qemu) -> (Modules<'a>, Modules<'a>) {
     let (mut a, mut b) = meet(agent, one, two);
     link(&mut a, &mut b, one, two);
@@ -87,6 +96,15 @@ fn a_chain_that_drops() {
     parted(&agent, &mut a, &mut b);
     let why = blocked(&agent);
     assert!(why.contains("bridge table guests, chain between: policy drop"), "{why}");
+    let (codes, explained) = explain(&agent, "g2");
+    // What lived short has to wait as well.
+    assert_eq!(codes, ["filter", "waiting"]);
+    let filter = explained.reasons[0].filter.as_ref().expect("a filter");
+    assert_eq!(
+        [&filter.kind, &filter.family, &filter.table, &filter.chain],
+        ["nftables", "bridge", "guests", "between"]
+    );
+    assert!(explained.reasons[0].why.contains(&filter.text), "{explained:?}");
     assert!(why.contains("filters = \"ignore\""), "{why}");
 
     agent.policy(directory.path(), "filters = 'ignore'\n");
@@ -109,6 +127,7 @@ fn a_rule_between_two_guests_parts_no_others() {
     agent.send(with(rules(Family::Bridge, false, vec![rule])));
     parted(&agent, &mut a, &mut b);
     assert_eq!(blocked(&agent), "", "not all of its frames");
+    assert_eq!(explain(&agent, "g2").0, ["filter", "waiting"]);
 
     let three = Qemu::start(directory.path(), 3);
     agent.attach(&three);
@@ -166,8 +185,71 @@ fn rules_that_cannot_be_read() {
         serde_json::from_value(agent.ask(Request::Status).expect("a status")).expect("a status")
     };
     assert_eq!(status().problems.len(), 1, "{:?}", status().problems);
+    let (codes, explained) = explain(&agent, "g2");
+    // What lived short has to wait as well.
+    assert_eq!(codes, ["filter", "waiting"]);
+    assert_eq!(explained.reasons[0].filter.as_ref().expect("a filter").kind, "unreadable");
 
     agent.policy(directory.path(), "filters = 'ignore'\n");
     reunited(&agent, &mut a, &mut b);
     assert!(status().problems.is_empty(), "{:?}", status().problems);
+}
+
+#[test]
+fn explained() {
+    let (directory, one, two, agent) = two_guests();
+    agent.attach(&one);
+    agent.attach(&two);
+    let ask = |other: &str| explain(&agent, other);
+    assert_eq!(ask("g2").0, ["guest", "guest"], "no modules");
+    for (a, b) in [("g1", "g1"), ("g1", "g9")] {
+        let request = Request::Explain { a: a.into(), b: b.into() };
+        assert_eq!(agent.ask(request).expect_err("no pair").code, "no-such-guest");
+    }
+
+    let mut a = Modules::load(&one, 11, [10, 0, 0, 1]);
+    let mut b = Modules::load(&two, 22, [10, 0, 0, 2]);
+    wait("directories", || {
+        a.hear();
+        b.hear();
+        a.directory.len() == 1 && b.directory.len() == 1
+    });
+    assert_eq!(ask("g2").0, ["not-asked"]);
+    let tag = link(&mut a, &mut b, &one, &two);
+    wait("both to have it", || ask("g2").1.channel == "up");
+    let (codes, explained) = ask("g2");
+    assert_eq!((codes.len(), &*explained.a, &*explained.b), (0, "g1", "g2"));
+    assert_eq!(explained.tag, tag);
+
+    agent.policy(directory.path(), "default = 'deny'\n");
+    parted(&agent, &mut a, &mut b);
+    assert_eq!(ask("g2").0, ["policy", "waiting"]);
+    agent.policy(directory.path(), "max_memory = '64K'\n");
+    assert_eq!(ask("g2").0, ["memory"]);
+    agent.policy(directory.path(), "max_channels = 1\n");
+    reunited(&agent, &mut a, &mut b);
+    let three = Qemu::start(directory.path(), 3);
+    agent.attach(&three);
+    let _c = Modules::load(&three, 33, [10, 0, 0, 3]);
+    wait("modules", || ask("g3").0 == ["max-channels"]);
+
+    let network = |change: &dyn Fn(u32, &mut Link)| {
+        let mut taps = [1, 2, 3].map(|number| (number, tap(number)));
+        taps.iter_mut().for_each(|(number, link)| change(*number, link));
+        let bridge =
+            |name: &str| Link { name: name.into(), up: true, bridge: true, ..Link::default() };
+        let bridges = [(100, bridge("br0")), (101, bridge("br1"))];
+        agent.send(Event::Links(Links::new(taps.into_iter().chain(bridges))));
+    };
+    let says = |code: &str| wait(code, || ask("g2").0.first().is_some_and(|first| first == code));
+    network(&|number, link| link.isolated = number < 3);
+    says("isolated");
+    network(&|number, link| link.master = if number == 2 { 101 } else { 100 });
+    says("network");
+    network(&|number, link| link.up = number != 2);
+    says("interface");
+    network(&|number, link| link.xdp = number == 2);
+    says("filter");
+    let filter = ask("g2").1.reasons[0].filter.clone().expect("a filter");
+    assert_eq!((&*filter.kind, &*filter.interface), ("xdp", "tap2"));
 }

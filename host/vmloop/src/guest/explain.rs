@@ -155,7 +155,7 @@ fn state(peer: &Peer, enabled: bool) -> (&'static str, &'static str) {
         ("closing", _) => ("The channel is ending.", ""),
         ("refused", "policy") => (
             "The host's agent refused a channel: its policy does not let the two talk.",
-            "On the host: vmloop policy show",
+            "On the host: vmloop explain GUEST GUEST, vmloop policy show",
         ),
         ("refused", "gone") => ("The agent refused a channel: the peer is gone.", ""),
         ("refused", "slots") => (

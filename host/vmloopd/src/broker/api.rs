@@ -42,6 +42,7 @@ impl Broker {
             },
             Request::Close { a, b } => self.close_between(&a, &b),
             Request::Reset { a, b } => self.reset(&a, &b),
+            Request::Explain { a, b } => self.explain(&a, &b),
             Request::Status => Ok(Answer::Status(Box::new(self.status()))),
             Request::List => Ok(Answer::Listing(self.listing(None))),
             Request::Stats => return self.collect(reply),

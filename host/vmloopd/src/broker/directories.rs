@@ -40,15 +40,19 @@ impl Broker {
     /// only if the policy says that the host routes for it. One whose frames
     /// something on the host looks at is nowhere, unless the policy ignores that.
     pub(super) fn place(&self, who: Who<'_>, tap: &str) -> Result<Port, String> {
-        if self.policy.filters == Filters::Respect
-            && let Some(filter) = self.links.filters.unknown().or_else(|| self.links.filter(tap))
-        {
+        if let Some(filter) = self.filter_of(tap) {
             return Err(got_around(&filter));
         }
         self.links.port(tap).or_else(|why| {
             let alone = self.links.alone(tap).filter(|_| self.policy.routed(who, &[tap]).is_some());
             alone.ok_or(why)
         })
+    }
+
+    /// What looks at all frames of an interface of a guest; None also if that is ignored.
+    pub(super) fn filter_of(&self, tap: &str) -> Option<Filter> {
+        heeded(&self.policy, &self.judge)?;
+        self.links.filters.unknown().or_else(|| self.links.filter(tap))
     }
 
     /// Asks the host's routing for the addresses of guests that it routes for.

@@ -5,7 +5,7 @@
 //!
 //! [`Broker`] holds the state: `guests`, `channels`, and who of the API's clients
 //! waits for what (`waiters`). The other files decide, each above those before
-//! it: `directories`, `closing`, `opening`, `describe`, `migration`, `attaching`,
+//! it: `directories`, `closing`, `opening`, `describe`, `explain`, `migration`, `attaching`,
 //! `hearing`, `recovery`, `api`, `timers`, and `run`, which hears all events.
 
 mod api;
@@ -15,6 +15,7 @@ mod channels;
 mod closing;
 mod describe;
 mod directories;
+mod explain;
 mod guests;
 mod hearing;
 mod migration;

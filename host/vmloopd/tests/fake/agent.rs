@@ -48,18 +48,20 @@ fn network() -> Links {
 /// The same, where packets may be so large.
 pub fn network_of(mtu: u32) -> Links {
     let bridge = Link { name: "br0".into(), up: true, bridge: true, ..Link::default() };
-    let taps = (1..10).map(|number| {
-        let tap = Link {
-            name: format!("tap{number}"),
-            mtu,
-            up: true,
-            master: 100,
-            forwarding: true,
-            ..Link::default()
-        };
-        (number, tap)
-    });
+    let taps = (1..10).map(|number| (number, Link { mtu, ..tap(number) }));
     Links::new(taps.chain([(100, bridge)]))
+}
+
+/// The tap of a guest.
+pub fn tap(number: u32) -> Link {
+    Link {
+        name: format!("tap{number}"),
+        mtu: 1500,
+        up: true,
+        master: 100,
+        forwarding: true,
+        ..Link::default()
+    }
 }
 
 impl Agent {
