@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vmlab import CommandFailed, Guest, Lab, paths
+from vmlab import CommandFailed, Guest, Lab, Machine, paths
 from vmlab.process import SLOW, Process
 
 TOOLS = paths.OUT / "guest-tools"
@@ -65,6 +65,23 @@ def at_once(*things: Callable[[], T]) -> list[T]:
     """
     with ThreadPoolExecutor(max(1, len(things))) as threads:
         return [one.result() for one in [threads.submit(thing) for thing in things]]
+
+
+@contextmanager
+def known_neighbours(*guests: Guest) -> Iterator[None]:
+    """Nobody asks by ARP or neighbour discovery for the time of the block."""
+
+    def learn(guest: Guest) -> None:
+        for other in guests:
+            if other is not guest:
+                guest.run(f"ip neigh replace {other.ip} dev eth0 lladdr {other.mac} nud permanent")
+
+    at_once(*(partial(learn, guest) for guest in guests))
+    try:
+        yield
+    finally:
+        forget = "ip neigh flush dev eth0 nud permanent"
+        at_once(*(partial(guest.run, forget, check=False) for guest in guests))
 
 
 def build_tools() -> None:
@@ -188,7 +205,7 @@ class Net:
 
     def prepare_host(self) -> None:
         """Copies, so that who builds meanwhile changes nothing under us."""
-        programs = shlex.join([str(BIN / name) for name in ("vmloopd", "vmloop")])
+        programs = shlex.join([str(BIN / "vmloopd"), str(BIN / "vmloop"), str(TOOLS / "frozen")])
         self.host.run(f"mkdir -p {HERE} && cp {programs} {HERE}/", timeout=120)
         self.set_policy(POLICY, reload=False)
 
@@ -232,7 +249,8 @@ class Net:
 
     def prepare_guest(self, guest: Guest) -> None:
         """Give a guest that has just booted the programs and the modules."""
-        programs = [*(TOOLS / name for name in ("control", "pattern", "shm", "stream")), BIN / "vmloop"]
+        names = ("beat", "control", "pattern", "shm", "stream", "volley")
+        programs = [*(TOOLS / name for name in names), BIN / "vmloop"]
         copy = f"mkdir -p {HERE} && cp {shlex.join(map(str, programs))} {HERE}/"
         guest.run(f"{copy} && modprobe -a {self.transport} vmloop_net", timeout=120 * self.slow)
 
@@ -433,9 +451,9 @@ class Net:
     # Things that run in guests
 
     @contextmanager
-    def serving(self, guest: Guest, *command: str, ready: str = "ready") -> Iterator[Process]:
-        """A program that serves in a guest during a block."""
-        with guest.popen([str(word) for word in command]) as process:
+    def serving(self, machine: Machine, *command: str, ready: str = "ready") -> Iterator[Process]:
+        """A program that serves in a machine during a block."""
+        with machine.popen([str(word) for word in command]) as process:
             process.wait_for(ready, 20 * self.slow)
             yield process
 

@@ -9,11 +9,10 @@ clean (the lab's fixture sees to that), and g2 must not notice.
 
 import subprocess
 from contextlib import contextmanager
-from functools import partial
 
 import pytest
 
-from tests.guest.net import DROPS, HERE, TOOLS, at_once, until
+from tests.guest.net import DROPS, HERE, TOOLS, known_neighbours, until
 
 pytestmark = pytest.mark.kvm_only
 """The attacker's tool finds memory by its PCI device."""
@@ -45,23 +44,6 @@ def silent(guest):
         yield
     finally:
         guest.run("nft delete table netdev quiet")
-
-
-@contextmanager
-def known_neighbours(*guests):
-    """Nobody asks by ARP or neighbour discovery for the time of the block."""
-
-    def learn(guest):
-        for other in guests:
-            if other is not guest:
-                guest.run(f"ip neigh replace {other.ip} dev eth0 lladdr {other.mac} nud permanent")
-
-    at_once(*(partial(learn, guest) for guest in guests))
-    try:
-        yield
-    finally:
-        forget = "ip neigh flush dev eth0 nud permanent"
-        at_once(*(partial(guest.run, forget, check=False) for guest in guests))
 
 
 def attack(net, attacker, victim, name, other):
