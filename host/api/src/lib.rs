@@ -307,7 +307,8 @@ pub struct Disputed {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Filter {
     /// what it is: `xdp`, `classifier`, `qdisc` or `locked`, of an interface;
-    /// `nftables`, a chain; `rule`, of routing; `unreadable`, if that is not known
+    /// `nftables`, `iptables-legacy`, `ip6tables-legacy` or `ebtables-legacy`, a chain;
+    /// `rule`, of routing; `unreadable`, if that is not known
     pub kind: String,
     /// interface of the host; empty if it is not of one
     pub interface: String,

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use vmloop_api::Filter;
 
+use super::legacy::read as legacy;
 use super::nft::socket;
-use super::ruleset::Ruleset;
+use super::ruleset::{Chain, Ruleset};
 
 /// Where the switches of br_netfilter are, for all bridges.
 const SWITCHES: &str = "/proc/sys/net/bridge/bridge-nf-call-";
@@ -74,15 +75,29 @@ pub fn br_netfilter() -> Option<Switches> {
     })
 }
 
-/// All chains, or why they are not known.
-pub async fn rules() -> Result<Arc<Ruleset>, String> {
-    let read = tokio::task::spawn_blocking(socket::read).await;
-    let chains = read.map_err(io::Error::from).and_then(|read| read);
-    chains.map(|chains| Arc::new(Ruleset::new(chains))).map_err(|error| match error.kind() {
+/// All chains that nftables has, or why they are not known.
+///
+/// # Errors
+/// A text for people, as for the following.
+pub async fn nftables() -> Result<Vec<Chain>, String> {
+    read("nftables", socket::read).await
+}
+
+/// All chains of iptables and ebtables of the old kind, or why they are not known.
+///
+/// # Errors
+/// A text for people.
+pub async fn legacy() -> Result<Vec<Chain>, String> {
+    read("iptables-legacy", legacy::read).await
+}
+
+async fn read(what: &str, how: fn() -> io::Result<Vec<Chain>>) -> Result<Vec<Chain>, String> {
+    let read = tokio::task::spawn_blocking(how).await;
+    read.map_err(io::Error::from).and_then(|read| read).map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => format!(
-            "nftables: {error}: the agent lacks CAP_NET_ADMIN; start it by the packaged unit, and \
+            "{what}: {error}: the agent lacks CAP_NET_ADMIN; start it by the packaged unit, and \
              see systemctl cat vmloopd"
         ),
-        _ => format!("nftables: {error}"),
+        _ => format!("{what}: {error}"),
     })
 }

@@ -21,6 +21,8 @@ const LOCAL_IN: u32 = 1;
 const FORWARD: u32 = 2;
 const LOCAL_OUT: u32 = 3;
 const POST_ROUTING: u32 = 4;
+/// Of bridges only: whether the host routes what came in by a port.
+const BROUTING: u32 = 5;
 /// Of single interfaces.
 const DEVICE_INGRESS: u32 = 0;
 const DEVICE_EGRESS: u32 = 1;
@@ -280,6 +282,7 @@ fn passes<'a>(port: &'a Port, way: Way, routed: bool, called: &'a [Family]) -> V
         Way::From => {
             let from = Names { iif: tap, ibr: bridge, ..none };
             if is_bridged {
+                hook(BROUTING, BRIDGE, from);
                 hook(PRE_ROUTING, BRIDGE, from);
                 hook(PRE_ROUTING, called, Names { iif: bridge, ..none });
             }
@@ -403,6 +406,7 @@ mod tests {
             (FORWARD, [true, false]),
             (LOCAL_OUT, [false, true]),
             (POST_ROUTING, [true, true]),
+            (BROUTING, [true, true]),
         ] {
             assert_eq!(drops(Family::Bridge, hook, None, off), expected, "{hook}");
         }

@@ -3,6 +3,7 @@
 
 pub mod filters;
 pub mod judge;
+pub mod legacy;
 pub mod links;
 pub mod nft;
 pub mod qdisc;

@@ -186,7 +186,7 @@ pub struct Harm {
 pub struct Ruleset {
     chains: Vec<Chain>,
     /// by table and name
-    index: HashMap<(Family, Arc<str>), HashMap<String, usize>>,
+    index: HashMap<(&'static str, Family, Arc<str>), HashMap<String, usize>>,
 }
 
 /// How a chain ends for a frame.
@@ -205,7 +205,8 @@ impl Ruleset {
     pub fn new(chains: Vec<Chain>) -> Self {
         let mut index: HashMap<_, HashMap<_, _>> = HashMap::new();
         for (at, chain) in chains.iter().enumerate() {
-            let table = index.entry((chain.family, chain.table.clone())).or_default();
+            let key = (chain.source, chain.family, chain.table.clone());
+            let table = index.entry(key).or_default();
             table.insert(chain.name.clone(), at);
         }
         Self { chains, index }
@@ -213,7 +214,8 @@ impl Ruleset {
 
     /// The chain of a name in the table of another one.
     fn named(&self, chain: &Chain, name: &str) -> Option<usize> {
-        self.index.get(&(chain.family, chain.table.clone()))?.get(name).copied()
+        let key = (chain.source, chain.family, chain.table.clone());
+        self.index.get(&key)?.get(name).copied()
     }
 
     /// Chains at which frames begin, with numbers for [`Ruleset::harm`].

@@ -3,6 +3,7 @@
 //! tell of all but a few switches, which are looked at now and then.
 
 use std::future::pending;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt};
@@ -19,6 +20,7 @@ use super::filters::{self, Filters};
 use super::links::Links;
 use super::nft::socket::Events;
 use super::routes;
+use super::ruleset::{Chain, Ruleset};
 
 /// Changes come in bursts: look when it was quiet for this long.
 const QUIET: Duration = Duration::from_millis(30);
@@ -117,28 +119,41 @@ struct Seen {
 #[derive(Default)]
 struct Rules {
     events: Option<Events>,
-    /// but for rules of routing, which come with the interfaces
+    nftables: Vec<Chain>,
+    legacy: Vec<Chain>,
+    /// what follows from both, but for rules of routing, which come with the interfaces
     filters: Filters,
 }
 
 impl Rules {
-    /// Hears of changes from now on, if it does not yet, and reads all chains.
-    async fn read(&mut self) {
-        if self.events.is_none() {
-            self.events = Events::new().unwrap_or_else(|error| {
-                // The rules are read every few seconds then, if they can be.
-                debug!(%error, "nftables' events");
-                None
-            });
-        }
+    /// Reads what has changed of the rules, or may have: those of nftables if that is
+    /// `stale`, and all that no event tells of.
+    async fn read(&mut self, stale: bool) {
+        self.filters.br_netfilter = filters::br_netfilter();
         let before = self.filters.unreadable.take();
-        let began = Instant::now();
-        match filters::rules().await {
-            Ok(rules) => {
-                debug!(chains = rules.bases().count(), took = ?began.elapsed(), "rules");
-                self.filters.rules = rules;
+        let mut changed = false;
+        if stale || self.events.is_none() || before.is_some() {
+            match self.read_nftables().await {
+                Ok(chains) => {
+                    changed |= self.nftables != chains;
+                    self.nftables = chains;
+                }
+                Err(why) => self.filters.unreadable = Some(why),
+            }
+        }
+        match filters::legacy().await {
+            Ok(chains) => {
+                if self.legacy != chains {
+                    debug!(chains = chains.len(), "tables of the old kind");
+                    changed = true;
+                }
+                self.legacy = chains;
             }
             Err(why) => self.filters.unreadable = Some(why),
+        }
+        if changed {
+            let chains = self.nftables.iter().chain(&self.legacy);
+            self.filters.rules = Arc::new(Ruleset::new(chains.cloned().collect()));
         }
         match &self.filters.unreadable {
             Some(why) if before.as_ref() != Some(why) => {
@@ -151,10 +166,20 @@ impl Rules {
         }
     }
 
-    /// Looks at what no event tells of; whether the chains have to be read again.
-    fn look(&mut self) -> bool {
-        self.filters.br_netfilter = filters::br_netfilter();
-        self.events.is_none() || self.filters.unreadable.is_some()
+    /// Hears of changes from now on, if it does not yet, and reads all chains of nftables.
+    async fn read_nftables(&mut self) -> Result<Vec<Chain>, String> {
+        if self.events.is_none() {
+            self.events = Events::new().unwrap_or_else(|error| {
+                // The rules are read every few seconds then, if they can be.
+                debug!(%error, "nftables' events");
+                None
+            });
+        }
+        let began = Instant::now();
+        let read = filters::nftables().await;
+        let chains = read.as_ref().map_or(0, Vec::len);
+        debug!(chains, took = ?began.elapsed(), "nftables");
+        read
     }
 
     /// Waits for a change.
@@ -196,9 +221,7 @@ async fn watch_until_error(
             links = read(&handle).await?;
             *is_useful = true;
         }
-        if rules.look() || stale.rules {
-            rules.read().await;
-        }
+        rules.read(stale.rules).await;
         links.routes = *routes;
         let routing = links.filters.routing.take();
         links.filters = Filters { routing, ..rules.filters.clone() };
