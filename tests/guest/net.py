@@ -84,6 +84,16 @@ def known_neighbours(*guests: Guest) -> Iterator[None]:
         at_once(*(partial(guest.run, forget, check=False) for guest in guests))
 
 
+def set_up_eth0(guest: Guest) -> None:
+    """Give eth0, which was taken away and is back, what it has after a boot."""
+    spec = guest.spec
+    guest.run(f"""
+        cd /proc/sys/net/ipv6/conf/eth0 && echo 0 >accept_dad && echo 0 >accept_ra &&
+        ip addr add {spec.ip}/24 broadcast + dev eth0 && ip addr add {spec.ip6}/64 dev eth0 &&
+        ip link set eth0 mtu {spec.mtu} up && ip route add default via 10.77.{spec.subnet}.1
+    """)
+
+
 def build_tools() -> None:
     """Compile what runs in guests."""
     subprocess.run(["make", "-s", "-C", paths.REPO / "tests/guest/tools"], check=True)

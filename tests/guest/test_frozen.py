@@ -16,7 +16,7 @@ import pytest
 from vmlab import Guest
 from vmlab.process import Process
 
-from tests.guest.net import HERE, POLICY, STALLS, Net, known_neighbours, until
+from tests.guest.net import HERE, POLICY, STALLS, Net, known_neighbours, set_up_eth0, until
 
 pytestmark = pytest.mark.kvm_only
 """The program finds memory by what a QEMU has open."""
@@ -97,9 +97,13 @@ def by_channel(net: Net, a: Guest, b: Guest) -> None:
     assert net.channel_bytes(a, b) - before >= 3 * 98, "the channel did not carry them"
 
 
-@pytest.mark.parametrize(
-    ("position", "stalled_within"), [(("read", "16", "250"), 2.5), (None, 0.9)], ids=["creeps", "stands"]
+CREEPS = pytest.param(
+    ("read", "16", "250"), 2.5, id="creeps", marks=pytest.mark.main("a peer could block a socket to everybody")
 )
+STANDS = pytest.param(("read", "0", "1000"), 0.9, id="stands")
+
+
+@pytest.mark.parametrize(("position", "stalled_within"), [CREEPS, STANDS])
 def test_peer_does_not_hold_up_a_socket(net, g1, g2, g3, position, stalled_within, request):
     """Who sends to it and to others by one socket reaches the others all the time, and it by the standard network soon.
 
@@ -110,7 +114,7 @@ def test_peer_does_not_hold_up_a_socket(net, g1, g2, g3, position, stalled_withi
         receiver = Receiver(process)
         with asleep(net, g2, g1) as play:
             with (
-                play(*(position or ("read", "0", "1000"))),
+                play(*position),
                 net.serving(g1, f"{HERE}/control", "until", "g2", "stalled") as notices,
                 volley(net, g1, g2, g3) as sender,
             ):
@@ -188,21 +192,24 @@ def small_rings(net: Net, a: Guest, b: Guest) -> Iterator[None]:
         until(lambda: is_new(usual), 20 * net.slow, "a channel as before")
 
 
-def set_up_again(guest: Guest) -> None:
-    """Give eth0, whose driver was taken away, what it has after a boot."""
-    spec = guest.spec
-    guest.run(f"""
-        echo 0 >/proc/sys/net/ipv6/conf/eth0/accept_dad && echo 0 >/proc/sys/net/ipv6/conf/eth0/accept_ra &&
-        ip addr add {spec.ip}/24 broadcast + dev eth0 && ip addr add {spec.ip6}/64 dev eth0 &&
-        ip link set eth0 mtu {spec.mtu} up && ip route add default via 10.77.{spec.subnet}.1
-    """)
+@contextmanager
+def without_driver(net: Net, guest: Guest) -> Iterator[None]:
+    """Its eth0 is not there for the block; afterwards it has what it has after a boot."""
+    device = guest.run("basename $(readlink /sys/class/net/eth0/device)").out.strip()
+    driver = "/sys/bus/virtio/drivers/virtio_net"
+    guest.run(f"echo {device} >{driver}/unbind", timeout=30 * net.slow)
+    try:
+        assert not guest.run("ls -d /sys/class/net/eth0", check=False).out
+        yield
+    finally:
+        guest.run(f"echo {device} >{driver}/bind", timeout=30 * net.slow)
+        set_up_eth0(guest)
 
 
+@pytest.mark.main("frames that waited kept their interface after it was freed")
 def test_interface_goes_while_frames_wait(net, g1, g2, g3):
     """Frames that wait for a peer that reads slowly go with their interface, and are counted."""
     count = 900
-    device = g1.run("basename $(readlink /sys/class/net/eth0/device)").out.strip()
-    driver = "/sys/bus/virtio/drivers/virtio_net"
     with small_rings(net, g1, g2), known_neighbours(g1, g2), asleep(net, g2, g1) as play:
         before = net.peers(g1)["g2"]
 
@@ -215,12 +222,9 @@ def test_interface_goes_while_frames_wait(net, g1, g2, g3):
             with volley(net, g1, g2, rate=0, count=count, buffer=16 << 20) as sender:
                 assert ended(net, sender)["sent"] == [count]
             assert moved("tx_frames", "tx_standard") < count - 100, "nothing waits: this shows nothing"
-            g1.run(f"echo {device} >{driver}/unbind", timeout=30 * net.slow)
-            assert not g1.run("ls /sys/class/net/eth0", check=False).out
-            assert moved("tx_frames", "tx_standard") == count
-            assert moved("standard_flushed") >= 100
-            g1.run(f"echo {device} >{driver}/bind", timeout=30 * net.slow)
-            set_up_again(g1)
+            with without_driver(net, g1):
+                assert moved("tx_frames", "tx_standard") == count
+                assert moved("standard_flushed") >= 100
             net.bring_up(g1, g3)
             by_channel(net, g1, g3)
         assert moved("stalls") == 0

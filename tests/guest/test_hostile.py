@@ -7,6 +7,8 @@ count, or end the channel and use the standard network; its console must stay
 clean (the lab's fixture sees to that), and g2 must not notice.
 """
 
+import ipaddress
+import struct
 import subprocess
 from contextlib import contextmanager
 
@@ -101,6 +103,62 @@ def test_forged_source_is_not_delivered(net, g1, g2, g3):
         assert g2.mac not in seen and seen.count("ethertype Unknown (0x88b5)") == 1, seen
     net.command("close", "g1", "g3")
     net.recover(g1, g3)
+
+
+CONTAINER = """
+set -e
+ip netns add c
+ip link add bc type veth peer name cb netns c
+ip addr add 10.7.0.1/24 dev bc
+ip -n c addr add 10.7.0.2/24 dev cb
+ip link set bc up
+ip -n c link set cb up
+ethtool -K bc tx off >/dev/null
+echo 1 >/proc/sys/net/ipv4/ip_forward
+"""
+"""A container of the victim's, reached by an interface that leaves all checksums to software."""
+
+NO_CONTAINER = "echo 0 >/proc/sys/net/ipv4/ip_forward; ip netns del c"
+NEEDS_CSUM, DATA_VALID = 1, 2
+CSUM_START, CSUM_OFFSET = 14 + 20, 6
+
+
+def folded(data: bytes) -> int:
+    """The Internet's sum of 16-bit words."""
+    total = sum(int.from_bytes(data[n : n + 2], "big") for n in range(0, len(data), 2))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return total
+
+
+def datagram_to_container(source, router) -> bytes:
+    """A frame with a UDP datagram of which only the pseudo header has been summed."""
+    data = b"data" * 25
+    ends = ipaddress.IPv4Address(source.ip).packed + ipaddress.IPv4Address("10.7.0.2").packed
+    size = 8 + len(data)
+    udp = struct.pack(">HHHH", 9, 9, size, folded(ends + struct.pack(">HH", 17, size))) + data
+    ip = struct.pack(">BBHHHBBH", 0x45, 0, 20 + size, 1, 0, 64, 17, 0) + ends
+    ip = ip[:10] + struct.pack(">H", ~folded(ip) & 0xFFFF) + ip[12:]
+    return bytes.fromhex((router.mac + source.mac).replace(":", "")) + b"\x08\0" + ip + udp
+
+
+def test_checksum_that_is_to_be_computed_is_not_valid(net, g1, g3):
+    """A record that says both: it is computed where the datagram goes on."""
+    frame = datagram_to_container(g3, g1).hex()
+    g1.run(CONTAINER)
+    try:
+        with known_neighbours(g1, g3), silent(g3):
+            tag = str(net.peers(g3)["g1"].tag)
+            for flags, seen in ((DATA_VALID, "bad udp cksum"), (NEEDS_CSUM | DATA_VALID, "udp sum ok")):
+                with g1.popen("ip netns exec c tcpdump -i cb -n -vv -l --immediate-mode udp port 9") as capture:
+                    capture.wait_for("listening on")
+                    words = (tag, frame, str(flags), str(CSUM_START), str(CSUM_OFFSET))
+                    g3.run([f"{HERE}/shm", "frame", *words])
+                    assert capture.wait_for("udp sum ok|bad udp cksum")[0] == seen
+        net.command("close", "g1", "g3")
+        net.recover(g1, g3)
+    finally:
+        g1.run(NO_CONTAINER)
 
 
 ONE_OF_EACH = ("unaligned_head", "record_of_all_ones", "tail_past_the_head", "changing_records")

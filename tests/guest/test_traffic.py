@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """What guests send each other arrives, through the channel, as it was sent."""
 
+import ipaddress
 import json
 import random
 import re
@@ -8,7 +9,7 @@ import re
 import pytest
 from vmlab import CommandFailed
 
-from tests.guest.net import HERE, Net, until
+from tests.guest.net import HERE, Net, set_up_eth0, until
 
 PORT = "7000"
 
@@ -321,6 +322,24 @@ def test_interface_counters_move(net: Net, g1, g2, server):
         # A few frames of the standard network (multicast, the lab) come on top.
         assert carried["tx_frames"] <= packets <= carried["tx_frames"] + 50, (n, way, found)
         assert carried["tx_bytes"] <= size <= carried["tx_bytes"] + 10_000, (n, way, found)
+
+
+def test_interface_in_a_namespace(net, g1, g2):
+    """The card in another namespace: its addresses are told to peers, and it sends and receives by the channel."""
+    address = f"10.77.{g1.spec.subnet}.99"
+    told = ipaddress.IPv4Address(address).packed.hex()
+    g1.run(f"ip netns add x && ip link set eth0 netns x && ip -n x addr add {address}/24 dev eth0")
+    try:
+        g1.run("ip -n x link set eth0 up")
+        until(lambda: told in str(net.peers(g2)["g1"].peer["interface"]), 10 * net.slow, "g2 knows its address")
+        ping = f"ip netns exec x ping -c 1 -W 1 -q {g2.ip}"
+        until(lambda: g1.run(ping, check=False).code == 0 and net.both_up(g1, g2), 20 * net.slow, "it is reached")
+        with net.carried(g1, g2) as found:
+            g1.run(f"ip netns exec x ping -c 10 -i 0.05 -q {g2.ip}")
+        assert found.there["tx_frames"] >= 10 and found.back["tx_frames"] >= 10
+    finally:
+        g1.run("ip -n x link set eth0 netns 1 && ip netns del x")
+        set_up_eth0(g1)
 
 
 def test_ss_shows_the_sockets(net, g1, g2):

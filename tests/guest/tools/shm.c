@@ -8,12 +8,14 @@
  *	shm find HEX                        where the 16 bytes stand, in any device
  *	shm list-attacks                    names, and what each one must lead to
  *	shm attack TAG NAME FROM TO [AS]    attack the peer behind a channel
- *	shm frame TAG HEX                   send it a frame, from its Ethernet header on
+ *	shm frame TAG HEX [FLAGS START OFFSET]
+ *	                                    send it a frame, from its Ethernet header on
  *
  * FROM is our hardware address in that channel, TO the peer's, AS that of
  * somebody else. An attack writes what the modules never would into the part
  * of the region that is ours, and rings the doorbell. The modules of this
- * guest must be silent meanwhile.
+ * guest must be silent meanwhile. FLAGS, START and OFFSET are what the frame's
+ * metadata say of its checksum.
  *
  * Needs root, and iomem=relaxed on the kernel's command line, as the modules
  * have the devices.
@@ -703,9 +705,9 @@ static void begin(void)
 		fail("the channel is not up");
 }
 
-static void send_hex(const char *text)
+static void send_hex(const char *text, const struct vmloop_shm_frame *meta)
 {
-	struct frame frame = {};
+	struct frame frame = { .meta = *meta };
 	uint8_t *at = frame.to;
 	unsigned int byte;
 	size_t n, bytes = strlen(text) / 2;
@@ -736,6 +738,7 @@ static void attack(const char *name)
 int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "";
+	struct vmloop_shm_frame meta = {};
 	uint8_t mark[MARK_SIZE];
 	struct device *device;
 	unsigned long offset;
@@ -766,12 +769,17 @@ int main(int argc, char **argv)
 		read_mac(argv[argc - 1], us.as);
 		begin();
 		attack(argv[3]);
-	} else if (!strcmp(what, "frame") && argc == 4) {
+	} else if (!strcmp(what, "frame") && (argc == 4 || argc == 7)) {
 		us.device = find_tag((uint32_t)atoi(argv[2]));
+		if (argc == 7) {
+			meta.flags = (uint8_t)atoi(argv[4]);
+			meta.csum_start = (uint16_t)atoi(argv[5]);
+			meta.csum_offset = (uint16_t)atoi(argv[6]);
+		}
 		begin();
-		send_hex(argv[3]);
+		send_hex(argv[3], &meta);
 	} else {
-		fail("usage: shm list | mark TAG OFFSET HEX | find HEX | list-attacks | attack TAG NAME FROM TO [AS] | frame TAG HEX");
+		fail("usage: shm list | mark TAG OFFSET HEX | find HEX | list-attacks | attack TAG NAME FROM TO [AS] | frame TAG HEX [FLAGS START OFFSET]");
 	}
 	return 0;
 }
