@@ -83,38 +83,70 @@ XDP = """
 echo '__attribute__((section("xdp"), used)) int pass(void *context) { return 2; }' >/run/pass.c
 clang -O2 -target bpf -c /run/pass.c -o /run/pass.o
 """
+ON_BRIDGES = "/proc/sys/net/bridge/bridge-nf-call-iptables"
+FORWARD = "type filter hook forward priority 0;"
+# How it comes, how it goes, and what is said of it.
 FILTERS = {
-    "tc": ("tc qdisc add dev TAP clsact", "tc qdisc del dev TAP clsact"),
-    "xdp": (f"{XDP}ip link set TAP xdpgeneric obj /run/pass.o sec xdp", "ip link set TAP xdpgeneric off"),
-    "shaper": ("tc qdisc add dev TAP root tbf rate 1gbit burst 100kb latency 50ms", "tc qdisc del dev TAP root"),
-    "locked": ("bridge link set dev TAP locked on", "bridge link set dev TAP locked off"),
+    "tc": ("tc qdisc add dev TAP clsact", "tc qdisc del dev TAP clsact", "TAP has a qdisc for classifiers"),
+    "xdp": (
+        f"{XDP}ip link set TAP xdpgeneric obj /run/pass.o sec xdp",
+        "ip link set TAP xdpgeneric off",
+        "XDP program is attached to TAP",
+    ),
+    "shaper": (
+        "tc qdisc add dev TAP root tbf rate 1gbit burst 100kb latency 50ms",
+        "tc qdisc del dev TAP root",
+        "TAP has a qdisc that may shape, tbf",
+    ),
+    "locked": (
+        "bridge link set dev TAP locked on",
+        "bridge link set dev TAP locked off",
+        "TAP is a locked port",
+    ),
+    # No frame is dropped: that is not what the agent can see.
+    "nft-bridge": (
+        f"nft 'add table bridge f; add chain bridge f c {{ {FORWARD} }};"
+        " add rule bridge f c iifname TAP udp dport 9 drop'",
+        "nft delete table bridge f",
+        "bridge table f, chain c",
+    ),
+    "nft-netdev": (
+        "nft 'add table netdev f; add chain netdev f c { type filter hook ingress device TAP priority 0; };"
+        " add rule netdev f c udp dport 9 drop'",
+        "nft delete table netdev f",
+        "netdev table f, chain c",
+    ),
+    "br_netfilter": (
+        f"modprobe br_netfilter; echo 1 >{ON_BRIDGES}; nft 'add table ip f; add chain ip f c {{ {FORWARD} }};"
+        " add rule ip f c ip saddr 192.0.2.0/24 drop'",
+        f"echo 0 >{ON_BRIDGES}; nft delete table ip f",
+        "ip table f, chain c",
+    ),
 }
 
 
-@pytest.mark.kvm_only
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("tc", marks=pytest.mark.main("a channel gets around what the host has on a tap")),
-        "xdp",
-        "shaper",
-        "locked",
-    ],
-)
-def test_filter_on_a_tap(net, g1, g2, name):
-    """A channel goes when a filter comes to a tap, and returns when it goes, unless the policy ignores filters."""
-    come, go = (words.replace("TAP", g1.spec.tap) for words in FILTERS[name])
+def blocked(net, name="g1"):
+    """Why a guest's interface gets no channels; empty if it does."""
+    return next(one for one in net.listing()["guests"] if one["name"] == name)["nics"][0]["blocked"]
 
-    def blocked():
-        return next(one for one in net.listing()["guests"] if one["name"] == "g1")["nics"][0]["blocked"]
 
-    assert blocked() == ""
+def explained(net, a, b):
+    """Why two guests have no channel, by code: the filter's text, or the reason's."""
+    found = json.loads(net.command("explain", a.name, b.name, "--json").out)["reasons"]
+    return {one["code"]: one.get("filter", {}).get("text", one["why"]) for one in found}
+
+
+def check_filter(net, g1, g2, come, go, what):
+    """A channel goes when a filter comes, and returns when it goes, unless the policy ignores filters."""
+    assert blocked(net) == ""
     net.host.run(f"set -e\n{come}", timeout=60 * net.slow)
     try:
         for guest, peer in ((g1, g2), (g2, g1)):
             net.wait_state(guest, peer, "gone")
-        assert g1.spec.tap in blocked() and 'filters = "ignore"' in blocked()
-        assert g1.spec.tap in net.command("ls").out, "people are told as well"
+        assert what in blocked(net) and 'filters = "ignore"' in blocked(net)
+        assert what in net.command("ls").out, "people are told as well"
+        assert what in explained(net, g2, g1)["filter"]
+        assert what in net.command("explain", "g1", "g2").out
         until(lambda: not net.channel_count(g1), 10 * net.slow, "g1 has no channel")
         net.set_policy("idle_ms = 0\nfilters = 'ignore'\n")
         net.bring_up(g1, g2)
@@ -126,6 +158,100 @@ def test_filter_on_a_tap(net, g1, g2, name):
     net.bring_up(g1, g2)
     with net.carried(g1, g2):
         g1.run(f"ping -c 3 -i 0.05 -q {g2.ip}")
+    assert explained(net, g1, g2) == {}
+
+
+@pytest.mark.kvm_only
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("tc", marks=pytest.mark.main("a channel gets around what the host has on a tap")),
+        "xdp",
+        "shaper",
+        "locked",
+        pytest.param("nft-bridge", marks=pytest.mark.main("a channel gets around the host's nftables")),
+        "nft-netdev",
+        "br_netfilter",
+    ],
+)
+def test_filter(net, g1, g2, name):
+    """A channel goes when a filter comes, and returns when it goes, unless the policy ignores filters."""
+    check_filter(net, g1, g2, *(words.replace("TAP", g1.spec.tap) for words in FILTERS[name]))
+
+
+@pytest.mark.kvm_only
+def test_switch_of_br_netfilter(net, g1, g2):
+    """Rules of IP count when br_netfilter shows them frames, which nothing tells of."""
+    come, go, what = FILTERS["br_netfilter"]
+    net.host.run(f"set -e\n{come}\necho 0 >{ON_BRIDGES}", timeout=60 * net.slow)
+    try:
+        net.bring_up(g1, g2)
+        check_filter(net, g1, g2, f"echo 1 >{ON_BRIDGES}", f"echo 0 >{ON_BRIDGES}", what)
+    finally:
+        net.host.run(go)
+
+
+@pytest.mark.kvm_only
+def test_rules_that_do_nothing_to_a_pair(net, g1, g2, g3):
+    """Rules that accept, count, or are for others cost nothing; one between two guests parts only those."""
+    tag = net.peers(g1)["g2"].tag
+    rules = f"""
+table bridge harmless {{
+    chain f {{
+        {FORWARD} policy accept;
+        ip protocol icmp counter accept
+        iifname "docker0" drop
+        oifname "virbr*" drop
+        ibrname != "br0" drop
+        ip saddr 192.0.2.0/24 meta mark set 7 counter jump more
+        iifname "{g2.spec.tap}" oifname "{g3.spec.tap}" udp dport 9 drop
+    }}
+    chain more {{
+        log prefix "x" return
+    }}
+}}
+table ip off_bridges {{
+    chain f {{
+        {FORWARD} policy drop;
+    }}
+}}
+table bridge dormant {{
+    flags dormant
+    chain f {{
+        {FORWARD} policy drop;
+    }}
+}}
+"""
+    net.host.run("nft -f -", stdin=rules)
+    try:
+        net.wait_state(g2, g3, "gone")
+        net.wait_state(g3, g2, "gone")
+        assert blocked(net, "g1") == blocked(net, "g2") == ""
+        assert "bridge table harmless, chain f" in explained(net, g3, g2)["filter"]
+        assert explained(net, g1, g2) == explained(net, g1, g3) == {}
+        net.bring_up(g1, g3)
+        with net.carried(g1, g2):
+            g1.run(f"ping -c 3 -i 0.05 -q {g2.ip}")
+        assert net.peers(g1)["g2"].tag == tag, "the channel was closed meanwhile"
+    finally:
+        net.host.run("nft 'delete table bridge harmless; delete table ip off_bridges; delete table bridge dormant'")
+    net.bring_up(g2, g3)
+
+
+@pytest.mark.kvm_only
+def test_isolated_ports(net, g1, g2, g3):
+    """Two isolated ports have no channel; with one that is not, each has."""
+    taps = [guest.spec.tap for guest in (g1, g2)]
+    net.host.run("\n".join(f"bridge link set dev {tap} isolated on" for tap in taps))
+    try:
+        for guest, peer in ((g1, g2), (g2, g1)):
+            net.wait_state(guest, peer, "gone")
+        assert set(taps) <= set(explained(net, g1, g2)["isolated"].split())
+        net.bring_up(g1, g3)
+        net.bring_up(g2, g3)
+    finally:
+        net.host.run("\n".join(f"bridge link set dev {tap} isolated off" for tap in taps))
+    net.bring_up(g1, g2)
 
 
 def test_fourth_guest(lab, net, g1, g2, g3):
