@@ -10,9 +10,10 @@ use std::sync::Arc;
 
 use vmloop_api::Filter;
 
+use super::classes::Classes;
 use super::filters::{Filters, Switches};
 use super::links::Port;
-use super::ruleset::{Base, Chain, Classes, Family, Names, Ruleset};
+use super::ruleset::{Base, Chain, Family, Names, Ruleset};
 
 /// The kernel's numbers of hooks. Those of bridges and of IP are the same, but for
 /// the last ones.
@@ -492,6 +493,32 @@ mod tests {
         let bridge = judge(base(Family::Bridge, PRE_ROUTING, true, None, &[]));
         assert!(!is_filtered(&bridge, &b, &port("vif2.0", "vif2.0"), true));
         assert!(is_filtered(&bridge, &b, &a, true));
+    }
+
+    #[test]
+    fn many_rules_for_pairs() {
+        let is = |which, at: usize| Step::Name {
+            which,
+            pattern: Pattern::name(&format!("tap{at}")),
+            equal: true,
+        };
+        let rule = |at: usize| {
+            let (a, b) = (at % 100, at / 100);
+            vec![is(Which::In, a), is(Which::Out, b), Step::Harm("drop".into())]
+        };
+        // From each of a hundred to each of them, in turn.
+        let rules: Vec<Vec<Step>> = (0..10_000).map(rule).collect();
+        let rules: Vec<&[Step]> = rules.iter().map(Vec::as_slice).collect();
+        let one = judge(base(Family::Bridge, FORWARD, false, None, &rules));
+        let ports: Vec<Port> = (0..200).map(|at| port(&format!("tap{at}"), "br0")).collect();
+        let seats: Vec<_> = ports.iter().map(|port| one.seat(port)).collect();
+        for a in 0..200 {
+            for b in 0..200 {
+                let pair = ((&ports[a], &*seats[a]), (&ports[b], &*seats[b]));
+                let found = one.between(pair.0, pair.1, false);
+                assert_eq!(found.is_some(), a < 100 && b < 100, "{a} {b}");
+            }
+        }
     }
 
     #[test]

@@ -66,7 +66,7 @@ pub enum Which {
 }
 
 /// What the name of an interface is compared with.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Pattern(Vec<u8>);
 
 impl Pattern {
@@ -83,7 +83,7 @@ impl Pattern {
     }
 
     /// Whether it is a whole name, and not the beginning of some.
-    fn is_whole(&self) -> bool {
+    pub fn is_whole(&self) -> bool {
         self.0.last() == Some(&0)
     }
 
@@ -181,10 +181,64 @@ pub struct Harm {
     pub guessed: bool,
 }
 
+/// Rules of a chain by the whole names that they begin with: the others need not be
+/// looked at for a frame whose names are known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Named {
+    /// those that are for one interface to come in by
+    by_in: HashMap<Pattern, Vec<usize>>,
+    /// of the others, those that are for one to leave by
+    by_out: HashMap<Pattern, Vec<usize>>,
+    /// all others
+    rest: Vec<usize>,
+}
+
+impl Named {
+    fn new(rules: &[Rule]) -> Self {
+        let mut named = Self::default();
+        for (at, rule) in rules.iter().enumerate() {
+            let conditions = rule
+                .steps
+                .iter()
+                .take_while(|step| matches!(step, Step::Name { .. } | Step::Maybe));
+            let find = |wanted| {
+                conditions.clone().find_map(|step| match step {
+                    Step::Name { which, pattern, equal: true } if *which == wanted => {
+                        pattern.is_whole().then_some(pattern)
+                    }
+                    _ => None,
+                })
+            };
+            let list = match (find(Which::In), find(Which::Out)) {
+                (Some(name), _) => named.by_in.entry(name.clone()).or_default(),
+                (None, Some(name)) => named.by_out.entry(name.clone()).or_default(),
+                (None, None) => &mut named.rest,
+            };
+            list.push(at);
+        }
+        named
+    }
+
+    /// Those that may be for a frame, in order.
+    fn rules(&self, names: &Names<'_>) -> Vec<usize> {
+        let mut all = self.rest.clone();
+        for (lists, name) in [(&self.by_in, names.iif), (&self.by_out, names.oif)] {
+            match name {
+                Some(name) => all.extend(lists.get(&Pattern::name(name)).into_iter().flatten()),
+                None => all.extend(lists.values().flatten()),
+            }
+        }
+        all.sort_unstable();
+        all
+    }
+}
+
 /// All chains of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ruleset {
     chains: Vec<Chain>,
+    /// the rules of each
+    named: Vec<Named>,
     /// by table and name
     index: HashMap<(&'static str, Family, Arc<str>), HashMap<String, usize>>,
 }
@@ -209,11 +263,12 @@ impl Ruleset {
             let table = index.entry(key).or_default();
             table.insert(chain.name.clone(), at);
         }
-        Self { chains, index }
+        let named = chains.iter().map(|chain| Named::new(&chain.rules)).collect();
+        Self { chains, named, index }
     }
 
     /// The chain of a name in the table of another one.
-    fn named(&self, chain: &Chain, name: &str) -> Option<usize> {
+    fn find(&self, chain: &Chain, name: &str) -> Option<usize> {
         let key = (chain.source, chain.family, chain.table.clone());
         self.index.get(&key)?.get(name).copied()
     }
@@ -308,8 +363,9 @@ impl Walk<'_> {
         let chain = &rules.chains[number];
         // Whether the chain may be over before, with the caller going on.
         let mut left = false;
-        'rules: for (at, rule) in chain.rules.iter().enumerate() {
+        'rules: for at in rules.named[number].rules(self.names) {
             let mut sure = true;
+            let rule = &chain.rules[at];
             for step in &rule.steps {
                 let (target, returns) = match step {
                     Step::Name { which, pattern, equal } => {
@@ -336,7 +392,7 @@ impl Walk<'_> {
                     Step::Jump(name) => (name, false),
                     Step::Goto(name) => (name, true),
                 };
-                let Some(found) = rules.named(chain, target).filter(|_| depth < DEPTH) else {
+                let Some(found) = rules.find(chain, target).filter(|_| depth < DEPTH) else {
                     return End::Harm(number, at);
                 };
                 match self.chain(found, depth + 1) {
@@ -351,40 +407,6 @@ impl Walk<'_> {
             }
         }
         End::Open
-    }
-}
-
-/// Puts names into classes: rules cannot tell those of one class apart.
-#[derive(Debug, Default)]
-pub struct Classes {
-    whole: HashMap<Vec<u8>, u32>,
-    beginnings: Vec<Pattern>,
-    sets: HashMap<Vec<bool>, u32>,
-}
-
-impl Classes {
-    /// For the rules of a host.
-    pub fn new(rules: &Ruleset) -> Self {
-        let mut all = Self::default();
-        for pattern in rules.patterns() {
-            if pattern.is_whole() {
-                let next = all.whole.len() as u32;
-                all.whole.entry(pattern.0.clone()).or_insert(next);
-            } else if !all.beginnings.contains(pattern) {
-                all.beginnings.push(pattern.clone());
-            }
-        }
-        all
-    }
-
-    /// The class of a name.
-    pub fn of(&mut self, name: &str) -> u32 {
-        if let Some(class) = self.whole.get(&Pattern::name(name).0) {
-            return *class;
-        }
-        let set = self.beginnings.iter().map(|one| one.fits(name)).collect();
-        let next = (self.whole.len() + self.sets.len()) as u32;
-        *self.sets.entry(set).or_insert(next)
     }
 }
 
@@ -515,15 +537,20 @@ mod tests {
     }
 
     #[test]
-    fn classes() {
-        let rules: &[&[Step]] =
-            &[&[is(Which::In, "tap1"), drops()], &[begins(Which::Out, "vif"), drops()]];
-        let mut classes = Classes::new(&Ruleset::new(vec![chain("c", Some(false), rules)]));
-        let mut class = |name: &str| classes.of(name);
-        assert_eq!(class("tap2"), class("tap3"));
-        assert_ne!(class("tap1"), class("tap2"));
-        assert_eq!(class("vif1.0"), class("vif2.0"));
-        assert_ne!(class("vif1.0"), class("tap2"));
-        assert_eq!(class("tap1"), class("tap1"));
+    fn rules_for_other_names_are_not_looked_at() {
+        let rules: &[&[Step]] = &[
+            &[is(Which::In, "tap1"), is(Which::Out, "tap9"), drops()],
+            &[Step::Maybe, is(Which::Out, "tap1"), drops()],
+            &[begins(Which::In, "tap"), Step::Accept],
+            &[is(Which::In, "tap2"), drops()],
+            &[drops(), is(Which::In, "tap9")],
+        ];
+        let named = Named::new(&chain("c", Some(false), rules).rules);
+        let of = |iif, oif| named.rules(&Names { iif, oif, ..NAMES });
+        assert_eq!(of(Some("tap1"), Some("tap2")), [0, 2, 4]);
+        assert_eq!(of(Some("tap2"), Some("tap1")), [1, 2, 3, 4]);
+        assert_eq!(of(Some("tap3"), Some("tap3")), [2, 4]);
+        assert_eq!(of(None, Some("tap3")), [0, 2, 3, 4]);
+        assert_eq!(of(None, None), [0, 1, 2, 3, 4]);
     }
 }
