@@ -21,6 +21,17 @@ LOOK = 1.0
 """Seconds from one look at the channel to the next."""
 
 
+DOWN_AND_UP = """
+set -e
+echo 1 >/proc/sys/net/ipv6/conf/eth0/keep_addr_on_down
+routes=$(ip route show default dev eth0)
+ip link set eth0 down
+ip link set eth0 up
+[ -z "$routes" ] || ip route replace $routes dev eth0
+"""
+"""What goes with the interface, for good, is put back: later tests want it."""
+
+
 def flood(stack, guest, peer):
     """A flood ping; it runs until it is told to end."""
     return stack.enter_context(guest.popen(["ping", "-q", "-f", peer.ip]))
@@ -49,7 +60,7 @@ def test_no_channel_breaks(net, g1, g2, request):
             for one, was in zip(net.both(g1, g2), before, strict=True):
                 assert (one.state, one.tag) in (("up", was.tag), ("stalled", was.tag)), f"{one} after {was}"
             if now >= change:
-                next(guests).run("ip link set eth0 down && ip link set eth0 up")
+                next(guests).run(DOWN_AND_UP)
                 change = now + PAUSE
         for one in transfers:
             one.wait_bytes(1)
