@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * vmloop_lanes.h - the lane table of channel memory, version 2, which nobody
- * speaks yet: docs/protocol.md, section 9, is the normative text. What
- * vmloop_shm.h says of version 1 stays true: control regions keep that version.
+ * vmloop_lanes.h - the lane table of channel memory, version 2: docs/protocol.md,
+ * section 9, is the normative text. What vmloop_shm.h says of version 1 stays
+ * true: control regions keep that version.
  *
- * Each side has a table of struct vmloop_shm_entry, one for each lane, and one
- * struct vmloop_shm_news. include/lanes.golden pins every size and offset found
- * here.
+ * A region of version 2 has the header of version 1, with another major version.
+ * At each side's offset it has a struct vmloop_shm_table, and behind it one
+ * struct vmloop_shm_entry for each lane. include/lanes.golden pins every size and
+ * offset found here.
  *
  * Plain C, as vmloop_shm.h.
  */
@@ -15,7 +16,15 @@
 
 #include "vmloop_shm.h"
 
+#define VMLOOP_TABLE_MAJOR	2	/* vmloop_shm_header.major, and each side's */
+#define VMLOOP_TABLE_MINOR	0
+
 #define VMLOOP_LANES_MAX	4096	/* entries of one side's table */
+#define VMLOOP_TABLE_ENTRIES	4096	/* where they begin, from the table's start */
+
+/* vmloop_shm_lane.kind; VMLOOP_LANE_PACKET is 1, and no other path has a kind yet */
+#define VMLOOP_LANE_TOY_RECORDS	6	/* the path of the tests: an echo of records */
+#define VMLOOP_LANE_TOY_BYTES	7	/* the same of bytes */
 
 /*
  * vmloop_shm_entry.life: generation << VMLOOP_LIFE_BITS | step. It only moves
@@ -41,8 +50,9 @@
  * struct vmloop_shm_entry - one lane, as one side sees it
  * @lane: kind, ring and positions, as in version 1
  * @life: VMLOOP_LIFE_*, and the lane's generation
- * @reason: with REFUSED and CLOSED: why
+ * @reason: with REFUSED and CLOSED: why; stays until the next OPEN
  * @bell: which of this side's doorbells is to be rung for this lane
+ * @features: VMLOOP_F_* that this side's path offers for it
  * @reserved: zero
  * @path: the path's own, written before @life becomes OPEN
  *
@@ -53,7 +63,9 @@ struct vmloop_shm_entry {
 	__u32 life;
 	__u32 reason;
 	__u32 bell;
-	__u8 reserved[52];
+	__u32 pad0;
+	__u64 features;
+	__u8 reserved[40];
 	__u8 path[64];
 };
 
@@ -77,6 +89,31 @@ struct vmloop_shm_news {
 	__u8 pad1[56];
 	__u64 lanes[VMLOOP_NEWS_BITS];
 	__u64 lanes_taken[VMLOOP_NEWS_BITS];
+};
+
+/**
+ * struct vmloop_shm_table - what one side tells the other
+ * @state: VMLOOP_SIDE_*
+ * @major: VMLOOP_TABLE_MAJOR of this side
+ * @minor: VMLOOP_TABLE_MINOR of this side
+ * @features: VMLOOP_F_* that this side offers
+ * @lanes: entries that this side uses, an even number from 2 on; a channel has as
+ *	many lanes as the side that uses fewer
+ * @reserved: zero
+ * @news: which lanes have something to look at
+ *
+ * Up to @features it is a struct vmloop_shm_side. All of it but @news and @state
+ * is written before @state becomes READY, and never changes after that. Entries
+ * begin VMLOOP_TABLE_ENTRIES behind it.
+ */
+struct vmloop_shm_table {
+	__u32 state;
+	__u16 major;
+	__u16 minor;
+	__u64 features;
+	__u32 lanes;
+	__u8 reserved[44];
+	struct vmloop_shm_news news;
 };
 
 #endif /* VMLOOP_LANES_H */

@@ -42,6 +42,7 @@
 #define VMLOOP_F_GSO_UDP	0x2ULL /* UDP segmentation (GSO_UDP_L4) */
 #define VMLOOP_F_ROUTED		0x4ULL /* packets that the host would route */
 #define VMLOOP_F_RECEIVERS	0x8ULL /* VMLOOP_RECORD_RECEIVERS */
+#define VMLOOP_F_LANES		0x10ULL /* channels of version 2: vmloop_lanes.h */
 
 /**
  * struct vmloop_shm_header - first page of a region

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
  * area.h - memory for rings: a side's own data, given out in powers of two from
- * one page of the layout up. Part of version 2: used by nobody but the tests yet.
+ * one page of the layout up. lane.c takes them.
  *
  * Pure, as ring.h: it works on numbers, and in memory that the caller provides;
  * it never touches the data, which the other side may write to.

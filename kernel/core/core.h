@@ -9,6 +9,9 @@
 #include <linux/rcupdate.h>
 #include <linux/timer.h>
 
+#include "area.h"
+#include "life.h"
+#include "news.h"
 #include "vmloop.h"
 
 /* How often, and how long, a question to the agent is worth asking. */
@@ -94,46 +97,88 @@ struct vmloop_peer {
 };
 
 /**
+ * struct vmloop_slot - what is kept of a lane's number from one lane to the next
+ * @life: how it stands
+ * @seen: @life.theirs, for readers without a lock
+ * @tx_end: where our last ring of that number ended
+ * @rx_end: where the other side's did
+ * @lane: its lane, from its opening here to its end
+ * @events: what doorbells for it go to, while there is such a lane; under the
+ *	channel's event_lock
+ *
+ * Under the core mutex, but for @seen and @events.
+ */
+struct vmloop_slot {
+	struct vmloop_life life;
+	u32 seen;
+	u32 tx_end;
+	u32 rx_end;
+	struct vmloop_lane *lane;
+	struct vmloop_lane *events;
+};
+
+/**
  * struct vmloop_channel - the link to one peer
  * @peer: whom it leads to; holds a reference
  * @link: its memory and doorbell
  * @region: the memory, checked
  * @state: OPENING, UP or CLOSING
- * @features: VMLOOP_F_* that both sides offer
+ * @met: the peer was seen READY, and is what it says
  * @broken: how the peer broke the protocol, if it did; latched, single word
- * @stalled: the peer does not consume; single word, written by @stall
- * @stall_tail: the peer's position when the timer was set; by @stall, and who
- *	sets it
- * @stall_mark: what the peer must have consumed by @stall_until; by the same
- * @stall_until: in jiffies; by the same
- * @stall: watches over records that are not consumed
  * @deadline: when draining ends, in jiffies
  * @up_since: when it came up, in jiffies
  * @idle: reported as idle
  * @idle_frames: sum of frames when last looked at
  * @idle_since: when that sum last changed, in jiffies
- * @lane: lane 0
+ * @lanes: all of its lanes, struct vmloop_lane
+ * @event_lock: of what doorbells tell: @news_rx and each slot's events
+ * @only: with version 1: its one lane; under @event_lock
+ * @slots: with version 2: one for each lane of the region
+ * @used: with version 2: lanes in use, at most those of the region; 2 until the
+ *	peer has said how many it uses
+ * @rung: when it was last rung for the life of a lane, in jiffies
+ * @accepts: lanes that the peer may open at once, of paths that have one
+ * @accept_at: when @accepts last grew, in jiffies
+ * @want_delay: how long to wait before a lane is asked for again, in jiffies
+ * @want_at: when it is, in jiffies
+ * @look: with version 2: a bit for each lane whose other side has moved; atomic
+ * @area: with version 2: which parts of our data are rings
+ * @nodes: of @area
+ * @news_rx: with version 2: what the peer tells by doorbells
+ * @tell_lock: of @news_tx
+ * @news_tx: with version 2: what we tell by them
  *
- * Under the core mutex, but for the single words, the timer and the lane.
+ * Under the core mutex, but for the single words and what has a lock here.
  */
 struct vmloop_channel {
 	struct vmloop_peer *peer;
 	struct vmloop_link *link;
 	struct vmloop_region region;
 	enum vmloop_channel_state state;
-	u64 features;
+	bool met;
 	enum vmloop_break broken;
-	bool stalled;
-	u32 stall_tail;
-	u32 stall_mark;
-	unsigned long stall_until;
-	struct timer_list stall;
 	unsigned long deadline;
 	unsigned long up_since;
 	bool idle;
 	u64 idle_frames;
 	unsigned long idle_since;
-	struct vmloop_lane lane;
+	struct list_head lanes;
+
+	spinlock_t event_lock;	/* protects only, slots[].events, news_rx */
+	struct vmloop_lane *only;
+	struct vmloop_slot *slots;
+	u32 used;
+	unsigned long rung;
+	unsigned long accepts;
+	unsigned long accept_at;
+	unsigned long want_delay;
+	unsigned long want_at;
+	unsigned long *look;
+	struct vmloop_area area;
+	u8 *nodes;
+	struct vmloop_news_rx news_rx;
+	spinlock_t tell_lock;	/* protects news_tx */
+	struct vmloop_news_tx news_tx;
 };
 
 /* directory.c */
@@ -160,16 +205,60 @@ void vmloop_routes_add(struct vmloop_interface *interface,
 		       const struct vmloop_interface *old);
 void vmloop_routes_remove(struct vmloop_interface *interface);
 
-/* channel.c */
+/* link.c */
+void vmloop_link_look(struct vmloop_link *link);
+void vmloop_link_look_in(struct vmloop_link *link, unsigned long delay);
+void vmloop_link_report(struct vmloop_link *link, u32 state);
 void vmloop_channels_adopt(struct vmloop_transport *transport);
 void vmloop_channels_report(struct vmloop_transport *transport);
 void vmloop_channels_look(struct vmloop_transport *transport);
 void vmloop_channels_end(const struct vmloop_path *path);
+struct vmloop_channel *vmloop_channel_next(struct vmloop_channel *channel);
+
+/* channel.c */
+void vmloop_channel_begin(struct vmloop_link *link, struct vmloop_peer *peer);
+void vmloop_channel_look(struct vmloop_channel *channel);
 void vmloop_channel_shut(struct vmloop_channel *channel, bool peer_alive);
+void vmloop_channel_end(struct vmloop_channel *channel, bool peer_alive);
+u32 vmloop_channel_ring_size(const struct vmloop_channel *channel);
 const char *vmloop_channel_state_name(enum vmloop_channel_state state);
+
+/* table.c */
+int vmloop_table_make(struct vmloop_channel *channel);
+void vmloop_table_free(struct vmloop_channel *channel);
+
+/* lane.c */
+struct vmloop_lane *vmloop_lane_only(struct vmloop_channel *channel,
+				     const struct vmloop_path *path);
+int vmloop_lane_only_up(struct vmloop_channel *channel);
+bool vmloop_lanes_have(const struct vmloop_channel *channel,
+		       const struct vmloop_path *path);
+void vmloop_lanes_path_shut(struct vmloop_channel *channel,
+			    const struct vmloop_path *path);
+void vmloop_lanes_path_gone(struct vmloop_channel *channel,
+			    const struct vmloop_path *path);
+void vmloop_lanes_look(struct vmloop_channel *channel);
+void vmloop_lanes_want(struct vmloop_channel *channel);
+bool vmloop_lanes_are_used(const struct vmloop_channel *channel);
+bool vmloop_lanes_answered(const struct vmloop_channel *channel);
+void vmloop_lanes_down(struct vmloop_channel *channel);
+bool vmloop_lanes_are_drained(struct vmloop_channel *channel);
+void vmloop_lanes_close(struct vmloop_channel *channel);
+void vmloop_lanes_end(struct vmloop_channel *channel);
+
+/* bell.c */
+bool vmloop_bell_tell(struct vmloop_channel *channel, u32 number);
+void vmloop_bell_take(struct vmloop_channel *channel);
+
+/* stall.c */
+void vmloop_stall_init(struct vmloop_lane *lane);
+void vmloop_stall_stop(struct vmloop_lane *lane);
 
 /* path.c */
 const struct vmloop_path *vmloop_path_find(u32 kind);
+bool vmloop_paths_are_there(void);
+u64 vmloop_paths_features(void);
+void vmloop_paths_channel_open(struct vmloop_channel *channel);
 void vmloop_paths_directory_changed(void);
 bool vmloop_paths_are_told(void);
 void vmloop_path_init(void);

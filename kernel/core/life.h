@@ -2,8 +2,7 @@
 /*
  * life.h - the life of one lane: opened by one side, accepted or refused by the
  * other, closed by either, and free to be opened again. docs/protocol.md,
- * section 9, has it as a diagram. Part of version 2: used by nobody but the
- * tests yet.
+ * section 9, has it as a diagram. lane.c has what belongs to each step.
  *
  * Pure, as ring.h. It knows two words, one of each side (vmloop_shm_entry.life),
  * and nothing of what lies in between: the caller loads the other side's word

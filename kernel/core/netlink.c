@@ -234,7 +234,7 @@ static u32 peer_retry_ms(const struct vmloop_peer *peer)
 
 static int peer_fill(struct sk_buff *skb, const struct vmloop_peer *peer)
 {
-	u32 ring = peer->channel ? peer->channel->lane.tx.size : 0;
+	u32 ring = vmloop_channel_ring_size(peer->channel);
 
 	if (nla_put_u64_64bit(skb, PEER_ID, peer->id, PAD) ||
 	    nla_put_u64_64bit(skb, PEER_EPOCH, peer->epoch, PAD) ||

@@ -2,7 +2,7 @@
 /*
  * news.h - which of many lanes have something to look at: data, room, or another
  * life. Whoever hears a doorbell finds them in a time that does not depend on
- * how many lanes there are. Part of version 2: used by nobody but the tests yet.
+ * how many lanes there are. bell.c has where doorbells come from.
  *
  * Pure, as ring.h. Each lane has a bit, and each word of such bits, a group, has
  * one. A bit is written by the side that tells, and copied by the side that

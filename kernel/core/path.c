@@ -19,6 +19,7 @@
 static const struct vmloop_path *paths[PATHS_MAX];
 static DEFINE_MUTEX(path_mutex);
 static bool told;	/* the paths know the directory; under the core mutex */
+static unsigned long late;	/* kinds that came since they were told; the same */
 
 /**
  * vmloop_path_find() - the path that serves a kind of lane
@@ -31,6 +32,77 @@ const struct vmloop_path *vmloop_path_find(u32 kind)
 {
 	lockdep_assert_held(&vmloop_mutex);
 	return kind < PATHS_MAX ? paths[kind] : NULL;
+}
+
+/**
+ * vmloop_paths_are_there() - whether channels would have any use
+ *
+ * Context: core mutex held.
+ */
+bool vmloop_paths_are_there(void)
+{
+	unsigned int i;
+
+	lockdep_assert_held(&vmloop_mutex);
+	for (i = 0; i < PATHS_MAX; i++)
+		if (paths[i])
+			return true;
+	return false;
+}
+
+/**
+ * vmloop_paths_features() - what all paths together understand
+ *
+ * Context: core mutex held.
+ * Return: VMLOOP_F_*.
+ */
+u64 vmloop_paths_features(void)
+{
+	u64 features = 0;
+	unsigned int i;
+
+	lockdep_assert_held(&vmloop_mutex);
+	for (i = 0; i < PATHS_MAX; i++)
+		if (paths[i])
+			features |= paths[i]->features;
+	return features;
+}
+
+/**
+ * vmloop_paths_channel_open() - a channel begins: let the paths open lanes
+ * @channel: with a table of lanes, not READY yet
+ *
+ * Context: core mutex held, may sleep.
+ */
+void vmloop_paths_channel_open(struct vmloop_channel *channel)
+{
+	unsigned int i;
+
+	lockdep_assert_held(&vmloop_mutex);
+	for (i = 0; i < PATHS_MAX; i++)
+		if (paths[i] && paths[i]->channel_open)
+			paths[i]->channel_open(channel, channel->link->side,
+					       false);
+}
+
+/* The channels that there are get lanes of paths that have been loaded since. */
+static void open_late(void)
+{
+	struct vmloop_channel *channel;
+	unsigned int i;
+
+	for (i = 0; i < PATHS_MAX; i++) {
+		if (!(late & BIT(i)) || !paths[i] || !paths[i]->channel_open)
+			continue;
+		channel = NULL;
+		while ((channel = vmloop_channel_next(channel)))
+			if (channel->slots &&
+			    channel->state != VMLOOP_CHANNEL_CLOSING)
+				paths[i]->channel_open(channel,
+						       channel->link->side,
+						       true);
+	}
+	late = 0;
 }
 
 /**
@@ -52,11 +124,12 @@ static void changed_work(struct work_struct *work)
 
 	mutex_lock(&path_mutex);
 	for (i = 0; i < PATHS_MAX; i++)
-		if (paths[i])
+		if (paths[i] && paths[i]->directory_changed)
 			paths[i]->directory_changed();
 	mutex_lock(&vmloop_mutex);
 	/* If it has changed again: who is in it now must not wait for ever. */
 	told = true;
+	open_late();
 	vmloop_channels_adopt(NULL);
 	told = !work_pending(work);
 	mutex_unlock(&vmloop_mutex);
@@ -100,8 +173,10 @@ int vmloop_path_register(const struct vmloop_path *path)
 		err = -EBUSY;
 	else
 		paths[path->kind] = path;
-	if (!err)
+	if (!err) {
+		late |= BIT(path->kind);
 		vmloop_paths_directory_changed();
+	}
 	mutex_unlock(&vmloop_mutex);
 	mutex_unlock(&path_mutex);
 	return err;
@@ -112,8 +187,8 @@ EXPORT_SYMBOL_GPL(vmloop_path_register);
  * vmloop_path_unregister() - a path is about to be unloaded
  * @path: registered before
  *
- * Its channels are drained and ended. After return none of its callbacks runs
- * or will run.
+ * Its lanes are drained and closed, and channels that have no use any more are
+ * ended. After return none of its callbacks runs or will run.
  *
  * Context: process context; takes the core mutex; RTNL not held.
  */

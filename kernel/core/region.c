@@ -12,6 +12,44 @@
 
 #include "core.h"
 
+/* Where the data of regions of version 1 begins. */
+#define LANE_DATA	(16 * VMLOOP_SHM_PAGE)
+
+/**
+ * vmloop_region_plan() - say where the parts of a channel's region are
+ * @header: filled in
+ * @lanes: of each side's table, an even number from 2 to VMLOOP_LANES_MAX; 0 for
+ *	a region of version 1
+ * @data_size: bytes of each side's data, a multiple of VMLOOP_SHM_PAGE
+ *
+ * For whoever makes the memory, which must be zero otherwise.
+ */
+void vmloop_region_plan(struct vmloop_shm_header *header, u32 lanes,
+			u64 data_size)
+{
+	u32 side = VMLOOP_SHM_PAGE;
+	u64 data = LANE_DATA;
+
+	if (lanes) {
+		side = ALIGN(VMLOOP_TABLE_ENTRIES +
+			     lanes * sizeof(struct vmloop_shm_entry),
+			     VMLOOP_SHM_PAGE);
+		data = VMLOOP_SHM_PAGE + 2 * side;
+	}
+	*header = (struct vmloop_shm_header){
+		.magic = VMLOOP_SHM_MAGIC,
+		.major = lanes ? VMLOOP_TABLE_MAJOR : VMLOOP_SHM_MAJOR,
+		.minor = lanes ? VMLOOP_TABLE_MINOR : VMLOOP_SHM_MINOR,
+		.kind = VMLOOP_REGION_CHANNEL,
+		.size = data + 2 * data_size,
+		.side_offset = { VMLOOP_SHM_PAGE, VMLOOP_SHM_PAGE + side },
+		.side_size = side,
+		.data_offset = { data, data + data_size },
+		.data_size = { data_size, data_size },
+	};
+}
+EXPORT_SYMBOL_GPL(vmloop_region_plan);
+
 /* Whether [@offset, @offset + @size) is whole pages within [one page, @end). */
 static bool part_is_good(u64 offset, u64 size, u64 end)
 {
@@ -34,6 +72,24 @@ static bool parts_overlap(const struct part *a, const struct part *b)
 	       b->offset < a->offset + a->size;
 }
 
+/*
+ * Lanes that each side of the region has room for; 0 if it is of a version that
+ * we do not know. Control regions have version 1 and keep it.
+ */
+static u32 lanes_of(const struct vmloop_shm_header *header)
+{
+	if (header->major == VMLOOP_SHM_MAJOR)
+		return VMLOOP_SHM_LANES;
+	if (header->major != VMLOOP_TABLE_MAJOR ||
+	    header->kind != VMLOOP_REGION_CHANNEL ||
+	    header->side_size < VMLOOP_TABLE_ENTRIES +
+				2 * sizeof(struct vmloop_shm_entry))
+		return 0;
+	return min_t(u32, VMLOOP_LANES_MAX,
+		     (header->side_size - VMLOOP_TABLE_ENTRIES) /
+		     sizeof(struct vmloop_shm_entry)) & ~1U;
+}
+
 /**
  * vmloop_region_open() - check a region's header and find its parts
  * @region: filled in on success
@@ -51,6 +107,7 @@ int vmloop_region_open(struct vmloop_region *region, void *base, size_t size,
 	struct vmloop_shm_header header;
 	struct part part[4];
 	unsigned int i, j;
+	u32 lanes;
 
 	if (size < VMLOOP_SHM_PAGE || side > 1)
 		return -EPROTO;
@@ -61,8 +118,10 @@ int vmloop_region_open(struct vmloop_region *region, void *base, size_t size,
 
 	if (header.magic != VMLOOP_SHM_MAGIC)
 		return -ENODEV;
-	if (header.major != VMLOOP_SHM_MAJOR || header.kind != kind ||
-	    header.size > size)
+	if (header.kind != kind || header.size > size)
+		return -EPROTO;
+	lanes = lanes_of(&header);
+	if (!lanes)
 		return -EPROTO;
 
 	for (i = 0; i < 2; i++) {
@@ -82,8 +141,15 @@ int vmloop_region_open(struct vmloop_region *region, void *base, size_t size,
 	BUILD_BUG_ON(sizeof(struct vmloop_shm_header) > VMLOOP_SHM_PAGE);
 	BUILD_BUG_ON(sizeof(struct vmloop_shm_side) > VMLOOP_SHM_PAGE);
 
+	BUILD_BUG_ON(sizeof(struct vmloop_shm_table) > VMLOOP_TABLE_ENTRIES);
+	/* Whatever the version, a side begins with its state. */
+	BUILD_BUG_ON(offsetof(struct vmloop_shm_table, features) !=
+		     offsetof(struct vmloop_shm_side, features));
+
 	*region = (struct vmloop_region){
 		.base = base,
+		.major = header.major,
+		.lanes = lanes,
 		.ours = base + part[side].offset,
 		.theirs = base + part[!side].offset,
 		.tx_data = base + part[2 + side].offset,

@@ -17,8 +17,7 @@
  * once, checked, then used. What cannot be true latches @broken, and the ring
  * refuses to work from then on.
  *
- * All lanes of version 1 have rings of records that begin at 0. Rings of bytes, and
- * other beginnings, are used by nobody but the tests yet.
+ * The one lane of a channel of version 1 has rings of records that begin at 0.
  *
  * Context: any. The caller serialises the producer's calls among themselves
  * and the consumer's among themselves; the two need no lock between them.

@@ -9,6 +9,23 @@
 
 LIST_HEAD(vmloop_transports);
 
+static bool tables = true;
+module_param(tables, bool, 0444);
+MODULE_PARM_DESC(tables, "know channels with a table of lanes; off: as modules before them, for tests");
+
+/**
+ * vmloop_features() - what all modules together understand, for the agent to know
+ *
+ * Context: any.
+ * Return: VMLOOP_F_*.
+ */
+u64 vmloop_features(void)
+{
+	return VMLOOP_F_LARGE | VMLOOP_F_GSO_UDP | VMLOOP_F_ROUTED |
+	       VMLOOP_F_RECEIVERS | (tables ? VMLOOP_F_LANES : 0);
+}
+EXPORT_SYMBOL_GPL(vmloop_features);
+
 /**
  * vmloop_transport_register() - a transport is loaded
  * @transport: name, owner and ops are set; stays until it is unregistered

@@ -25,6 +25,9 @@
  *   vmloop_mutex	the core mutex: all that changes state
  *   tx_lock		a lane's; bottom halves off
  *   control_lock	or whatever a transport uses to queue a message
+ *   tell_lock		a channel's, of what is told by doorbells; interrupts off
+ *   event_lock		a channel's, of what doorbells tell; interrupts off. A path's
+ *			lane_event runs in it; by loopback, inside of tx_lock
  *
  * A path's directory_changed is called under path_mutex alone; its other callbacks,
  * and a transport's, under the core mutex. Works that must be waited for under a
@@ -34,21 +37,19 @@
 #define VMLOOP_H
 
 #include <linux/etherdevice.h>
+#include <linux/kref.h>
 #include <linux/list.h>
 #include <linux/module.h>
 #include <linux/spinlock.h>
+#include <linux/timer.h>
 #include <linux/types.h>
 #include <linux/u64_stats_sync.h>
 #include <linux/workqueue.h>
 
 #include "ring.h"
-#include "vmloop_shm.h"
+#include "vmloop_lanes.h"
 
 #define VMLOOP_VERSION	"0.1.0"
-
-/* What all modules together understand, for the agent to know. */
-#define VMLOOP_FEATURES	(VMLOOP_F_LARGE | VMLOOP_F_GSO_UDP | VMLOOP_F_ROUTED | \
-			 VMLOOP_F_RECEIVERS)
 
 struct vmloop_channel;
 struct vmloop_lane;
@@ -78,7 +79,7 @@ enum vmloop_break {
 	VMLOOP_BREAK_SPAN = VMLOOP_RING_SPAN,
 	VMLOOP_BREAK_PAD = VMLOOP_RING_PAD,
 	VMLOOP_BREAK_VERSION,		/* another major version than said */
-	VMLOOP_BREAK_LANE,		/* describes a lane that cannot be */
+	VMLOOP_BREAK_LANE,		/* says of a lane what cannot be */
 };
 
 /* Statistics ------------------------------------------------------------- */
@@ -143,7 +144,9 @@ void vmloop_count_frame(struct vmloop_peer *peer, enum vmloop_counter frames,
 /**
  * struct vmloop_region - a shared region whose header was found good
  * @base: its first byte
- * @ours: the side that we write
+ * @major: version of its layout: VMLOOP_SHM_MAJOR or VMLOOP_TABLE_MAJOR
+ * @lanes: lanes that each side has room for
+ * @ours: the side that we write; with VMLOOP_TABLE_MAJOR a vmloop_shm_table
  * @theirs: the other side. Written by the peer: untrusted
  * @tx_data: our data
  * @rx_data: the other side's data. Written by the peer: untrusted
@@ -152,6 +155,8 @@ void vmloop_count_frame(struct vmloop_peer *peer, enum vmloop_counter frames,
  */
 struct vmloop_region {
 	void *base;
+	u16 major;
+	u32 lanes;
 	struct vmloop_shm_side *ours;
 	const struct vmloop_shm_side *theirs;
 	u8 *tx_data;
@@ -160,6 +165,11 @@ struct vmloop_region {
 	u64 rx_size;
 };
 
+/* Lanes that a region with packet rings of so many bytes has by default. */
+#define VMLOOP_REGION_LANES(ring_size)	clamp_t(u32, (ring_size) / 8192, 12, 512)
+
+void vmloop_region_plan(struct vmloop_shm_header *header, u32 lanes,
+			u64 data_size);
 int vmloop_region_open(struct vmloop_region *region, void *base, size_t size,
 		       unsigned int side, u32 kind);
 int vmloop_region_tx(struct vmloop_region *region, unsigned int lane, u32 kind,
@@ -167,28 +177,113 @@ int vmloop_region_tx(struct vmloop_region *region, unsigned int lane, u32 kind,
 int vmloop_region_rx(struct vmloop_region *region, unsigned int lane, u32 kind,
 		     struct vmloop_ring_rx *rx);
 
+static inline struct vmloop_shm_table *
+vmloop_region_our_table(const struct vmloop_region *region)
+{
+	return (struct vmloop_shm_table *)region->ours;
+}
+
+static inline const struct vmloop_shm_table *
+vmloop_region_their_table(const struct vmloop_region *region)
+{
+	return (const struct vmloop_shm_table *)region->theirs;
+}
+
+/* With VMLOOP_TABLE_MAJOR; @lane is below region->lanes. */
+static inline struct vmloop_shm_entry *
+vmloop_region_our_entry(const struct vmloop_region *region, u32 lane)
+{
+	return (struct vmloop_shm_entry *)((u8 *)region->ours +
+					   VMLOOP_TABLE_ENTRIES) + lane;
+}
+
+static inline const struct vmloop_shm_entry *
+vmloop_region_their_entry(const struct vmloop_region *region, u32 lane)
+{
+	return (const struct vmloop_shm_entry *)((const u8 *)region->theirs +
+						 VMLOOP_TABLE_ENTRIES) + lane;
+}
+
 /* Lanes and paths -------------------------------------------------------- */
+
+/* How a lane stands on our side. */
+enum vmloop_lane_phase {
+	VMLOOP_LANE_OPENING,		/* open here, not yet on the other side */
+	VMLOOP_LANE_UP,			/* open on both sides */
+	VMLOOP_LANE_HIDDEN,		/* no producer finds it any more */
+	VMLOOP_LANE_CLOSING,		/* no producer is in it any more; drains */
+	VMLOOP_LANE_CLOSED,		/* its rings are touched no more */
+};
+
+#define VMLOOP_LANE_BYTES	sizeof_field(struct vmloop_shm_entry, path)
 
 /**
  * struct vmloop_lane - one lane of a channel, as a path uses it
- * @channel: where it belongs
- * @peer: whom it leads to; lives as long as the lane
- * @path: whose it is
+ * @channel: where it belongs; not to be used after the path's lane_close
+ * @peer: where it leads to; as long as @channel
+ * @path: whose it is; not to be used after its lane_ended
  * @priv: the path's own
+ * @number: its number in the channel; both sides have the same
+ * @opened: we opened it, and the peer accepted it; false: the other way round
+ * @features: VMLOOP_F_* that both sides' paths offer; from lane_up on
+ * @said: what the peer's path said of it; from lane_up on, and for a lane that
+ *	the peer opened from lane_wanted on. Written by the peer: untrusted
  * @tx_lock: serialises producers; taken with bottom halves off
  * @tx: what we produce; under @tx_lock
  * @rx: what we consume; the path has one consumer at a time
+ * @phase: the core's; under the core mutex, read anywhere
+ * @stalled: the core's: the peer does not consume; single word, of @stall
+ * @stall_tail: the core's: the peer's position when the timer was set; of @stall,
+ *	and of the caller that sets it
+ * @stall_mark: the core's: what the peer must have consumed by @stall_until; of
+ *	the same
+ * @stall_until: the core's: in jiffies; of the same
+ * @stall: the core's: watches over what is not consumed
+ * @data: the core's: where in our data its ring is
+ * @deadline: the core's: when draining ends, in jiffies
+ * @reason: the core's: VMLOOP_REASON_*, why it is closed
+ * @refs: the core's: one for the core, others by vmloop_lane_get()
+ * @list: the core's: in the channel's list
  */
 struct vmloop_lane {
 	struct vmloop_channel *channel;
 	struct vmloop_peer *peer;
 	const struct vmloop_path *path;
 	void *priv;
+	u32 number;
+	bool opened;
+	u64 features;
+	u8 said[VMLOOP_LANE_BYTES];
 
 	spinlock_t tx_lock;	/* protects tx */
 	struct vmloop_ring_tx tx;
 
+	enum vmloop_lane_phase phase;
+	bool stalled;
+	u32 stall_tail;
+	u32 stall_mark;
+	unsigned long stall_until;
+	struct timer_list stall;
+	u32 data;
+	unsigned long deadline;
+	u32 reason;
+	struct kref refs;
+	struct list_head list;
+
 	struct vmloop_ring_rx rx ____cacheline_aligned_in_smp;
+};
+
+/**
+ * struct vmloop_lane_ask - what a path wants a lane to be
+ * @ring_size: bytes of our ring, a power of two from one page of the layout up;
+ *	0 for the largest that our data has room for
+ * @say: the path's own bytes, for the other side's path
+ * @priv: becomes the lane's
+ */
+struct vmloop_lane_ask {
+	u32 ring_size;
+	u8 say[VMLOOP_LANE_BYTES];
+	void *priv;
 };
 
 /**
@@ -196,35 +291,58 @@ struct vmloop_lane {
  * @name: for people
  * @owner: its module
  * @kind: VMLOOP_LANE_* that it serves
+ * @grain: what its rings carry
  * @features: VMLOOP_F_* that it understands
  * @max_record: largest record payload in bytes that it accepts
- * @lane_open: mandatory. The lane's rings are ready; make what is needed to
- *	use them. Nothing is produced or consumed yet. Core mutex held, may
- *	sleep. Returns 0 or a negative errno: the channel is then closed.
- * @lane_up: mandatory. Both sides are ready: consume from now on; producers
- *	find the lane through vmloop_peer_lane(). Core mutex held, may sleep.
- * @lane_down: mandatory. No producer finds the lane any more and none is
- *	still in it; what the path holds back for it must go another way.
- *	Consuming goes on. Core mutex held, may sleep.
- * @lane_close: mandatory. Consume what is there, then stop; after return the
- *	path touches neither the rings nor the lane. Core mutex held, may sleep.
+ * @by_peer: producers find its one lane of a peer by vmloop_peer_lane()
+ * @channel_open: optional. A channel begins, or the path is loaded while it is
+ *	there (@late); @side is ours. Open the lanes that are to be there from
+ *	the first moment, by vmloop_channel_lane(). Core mutex held, may sleep.
+ * @lane_wanted: optional. The peer has opened a lane (@lane: number, said, peer).
+ *	Fill in @ask, and make nothing yet: it may still come to nothing. Returns
+ *	VMLOOP_REASON_NONE to accept it, or why not. Core mutex held, may
+ *	sleep. Without it lanes are accepted with the largest ring.
+ * @lane_open: mandatory. The lane's own ring is ready; make what is needed to
+ *	use it. Nothing is produced or consumed yet. Core mutex held, may
+ *	sleep. Returns 0 or a negative errno: then there is no lane.
+ * @lane_up: mandatory. Both sides are ready: consume from now on. Core mutex
+ *	held, may sleep.
+ * @lane_down: mandatory, after @lane_up. Produce nothing more: after return no
+ *	producer is in the lane (with @by_peer none is by then), and what the path
+ *	holds back for it has gone another way. Consuming goes on. Core mutex
+ *	held, may sleep.
+ * @lane_close: mandatory, after @lane_open. Consume what is there, then stop;
+ *	after return the path touches neither the rings nor the channel. Core
+ *	mutex held, may sleep.
+ * @lane_ended: optional, after @lane_close. The lane has ended: if it was up, ask
+ *	vmloop_ring_account() for how much the peer has not published as read, and
+ *	vmloop_ring_unread() for what; @reason is why the peer closed or refused it. Last
+ *	call; the lane goes when nobody holds it. Core mutex held, may sleep.
  * @lane_event: mandatory. The peer rang: look at both directions. Any
- *	context, also hard interrupt; between @lane_open and the return of
- *	@lane_close.
- * @directory_changed: mandatory. Interfaces may have come or gone. Process
+ *	context, also hard interrupt, under a lock that vmloop_lane_ring() of the
+ *	other end may want: schedule, and do not ring; between @lane_open and the
+ *	return of @lane_close.
+ * @directory_changed: optional. Interfaces may have come or gone. Process
  *	context, no core lock held, may sleep and call the core.
  */
 struct vmloop_path {
 	const char *name;
 	struct module *owner;
 	u32 kind;
+	enum vmloop_ring_grain grain;
 	u64 features;
 	u32 max_record;
+	bool by_peer;
 
+	void (*channel_open)(struct vmloop_channel *channel, unsigned int side,
+			     bool late);
+	u32 (*lane_wanted)(struct vmloop_lane *lane,
+			   struct vmloop_lane_ask *ask);
 	int (*lane_open)(struct vmloop_lane *lane);
 	void (*lane_up)(struct vmloop_lane *lane);
 	void (*lane_down)(struct vmloop_lane *lane);
 	void (*lane_close)(struct vmloop_lane *lane);
+	void (*lane_ended)(struct vmloop_lane *lane, u32 reason);
 	void (*lane_event)(struct vmloop_lane *lane);
 	void (*directory_changed)(void);
 };
@@ -235,11 +353,23 @@ void vmloop_lanes_do(const struct vmloop_path *path,
 		     void (*what)(struct vmloop_lane *lane, void *data),
 		     void *data);
 
+/* For paths: lanes come and go. */
+struct vmloop_lane *vmloop_channel_lane(struct vmloop_channel *channel,
+					const struct vmloop_path *path,
+					const struct vmloop_lane_ask *ask);
+int vmloop_channel_do(u64 peer,
+		      void (*what)(struct vmloop_channel *channel, void *data),
+		      void *data);
+void vmloop_lane_get(struct vmloop_lane *lane);
+void vmloop_lane_put(struct vmloop_lane *lane);
+void vmloop_lane_shut(struct vmloop_lane *lane, u32 reason);
+
 /* For paths, on the data path. */
 struct vmloop_lane *vmloop_peer_lane(struct vmloop_peer *peer);
 enum vmloop_counter vmloop_peer_why_no_lane(const struct vmloop_peer *peer);
 u64 vmloop_lane_features(const struct vmloop_lane *lane);
-void vmloop_lane_ring(struct vmloop_lane *lane);
+bool vmloop_lane_ring(struct vmloop_lane *lane);
+void vmloop_lane_ring_anyway(struct vmloop_lane *lane);
 void vmloop_lane_produced(struct vmloop_lane *lane);
 void vmloop_lane_broken(struct vmloop_lane *lane,
 			enum vmloop_ring_fault fault);
@@ -379,6 +509,7 @@ struct vmloop_transport {
 	u64 staged_generation;
 };
 
+u64 vmloop_features(void);
 int vmloop_transport_register(struct vmloop_transport *transport);
 void vmloop_transport_unregister(struct vmloop_transport *transport);
 

@@ -161,7 +161,14 @@ def test_checksum_that_is_to_be_computed_is_not_valid(net, g1, g3):
         g1.run(NO_CONTAINER)
 
 
-ONE_OF_EACH = ("unaligned_head", "record_of_all_ones", "tail_past_the_head", "changing_records")
+ONE_OF_EACH = (
+    "unaligned_head",
+    "record_of_all_ones",
+    "tail_past_the_head",
+    "changing_records",
+    "life_backwards",
+    "lanes_of_packets",
+)
 MAIN = pytest.mark.main("what a peer writes is hostile: positions and records")
 
 

@@ -21,7 +21,8 @@ from vmlab.xen import TOOLS
 from tests.guest.net import Net
 
 PAGE = 4096
-BEFORE_THE_RINGS = 64 << 10
+ENTRY = 320
+"""Bytes that a lane takes in each of the two tables."""
 GRANTS_A_PAGE = 1014
 """Grants in one page of a descriptor (docs/protocol.md, section 8)."""
 
@@ -103,7 +104,9 @@ def ids(guests: Iterable[Guest]) -> dict[str, int]:
 
 def pages(ring_size: int) -> tuple[int, int]:
     """How many pages side 0 of a channel grants, and side 1 maps, for rings of so many bytes."""
-    region = (BEFORE_THE_RINGS + 2 * ring_size) // PAGE
+    lanes = min(max(ring_size // 8192, 12), 512)
+    table = 1 + -(-lanes * ENTRY // PAGE)
+    region = 1 + 2 * table + 2 * (ring_size + ring_size // 4) // PAGE
     # Of the descriptor, side 1 keeps the first page.
     return region + -(-region // GRANTS_A_PAGE), region + 1
 

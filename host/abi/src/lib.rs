@@ -11,6 +11,7 @@
 //! `ring`, `mapping`, `control` and `readiness`.
 
 pub mod control;
+pub mod lanes;
 mod mapping;
 pub mod memory;
 pub mod message;

@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use zerocopy::IntoBytes;
 
+use crate::lanes;
 use crate::shm::{self, Header};
 
 /// Smallest ring of a channel in bytes.
@@ -39,26 +40,62 @@ pub fn control_header() -> Header {
     }
 }
 
-/// Header of a channel with rings of `ring_size` bytes: a power of two from
-/// [`RING_MIN`] to [`RING_MAX`].
+/// What is in a channel's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Version 1: one lane, of packets.
+    Lane,
+    /// Version 2: a table of lanes.
+    Table,
+}
+
+/// Header of a channel with rings of packets of `ring_size` bytes: a power of two
+/// from [`RING_MIN`] to [`RING_MAX`].
+///
+/// The region is a power of two, as a PCI device's memory is. With a table what is
+/// left of it is data as well, for the rings of other lanes.
 ///
 /// # Panics
 /// If `ring_size` is something else; the policy's reader has checked it.
-pub fn channel_header(ring_size: u32) -> Header {
+pub fn channel_header(ring_size: u32, layout: Layout) -> Header {
     assert!(ring_size.is_power_of_two() && (RING_MIN..=RING_MAX).contains(&ring_size));
     let ring = u64::from(ring_size);
+    let size = (2 * ring + (64 << 10)).next_power_of_two();
+    let page = shm::VMLOOP_SHM_PAGE;
+    let (major, minor, side, data, data_size) = match layout {
+        Layout::Lane => (shm::VMLOOP_SHM_MAJOR, shm::VMLOOP_SHM_MINOR, SIDE_SIZE, 64 << 10, ring),
+        Layout::Table => {
+            let side =
+                lanes::VMLOOP_TABLE_ENTRIES + lanes_for(ring_size) * lanes::VMLOOP_ENTRY_SIZE;
+            let side = side.next_multiple_of(SIDE_SIZE);
+            let data = page + 2 * u64::from(side);
+            let data_size = (size - data) / 2 / page * page;
+            (lanes::VMLOOP_TABLE_MAJOR, lanes::VMLOOP_TABLE_MINOR, side, data, data_size)
+        }
+    };
     Header {
         magic: shm::VMLOOP_SHM_MAGIC,
-        major: shm::VMLOOP_SHM_MAJOR,
-        minor: shm::VMLOOP_SHM_MINOR,
+        major,
+        minor,
         kind: shm::VMLOOP_REGION_CHANNEL,
-        size: (2 * ring + (64 << 10)).next_power_of_two(),
-        side_offset: [4096, 8192],
-        side_size: SIDE_SIZE,
+        size,
+        side_offset: [page, page + u64::from(side)],
+        side_size: side,
         reserved: 0,
-        data_offset: [64 << 10, (64 << 10) + ring],
-        data_size: [ring; 2],
+        data_offset: [data, data + data_size],
+        data_size: [data_size; 2],
     }
+}
+
+/// Bytes that a channel with rings of packets of so many bytes may take, whatever
+/// the guests put there; one that guests make themselves takes less.
+pub fn channel_size(ring_size: u32) -> u64 {
+    channel_header(ring_size, Layout::Table).size
+}
+
+/// Lanes that a channel with rings of packets of so many bytes has room for.
+fn lanes_for(ring_size: u32) -> u32 {
+    (ring_size / 8192).clamp(12, 512)
 }
 
 /// Zeroed anonymous memory of `header.size` bytes that begins with `header`.
@@ -100,13 +137,19 @@ mod tests {
         parts_fit(&control_header());
         let mut ring = RING_MIN;
         loop {
-            parts_fit(&channel_header(ring));
+            for layout in [Layout::Lane, Layout::Table] {
+                let header = channel_header(ring, layout);
+                parts_fit(&header);
+                // A ring is the largest power of two below the data.
+                assert!(header.data_size[0] >= u64::from(ring));
+                assert!(layout == Layout::Lane || header.data_size[0] > u64::from(ring));
+            }
             if ring == RING_MAX {
                 break;
             }
             ring *= 2;
         }
-        assert_eq!(channel_header(4 << 20).size, 16 << 20);
+        assert_eq!(channel_header(4 << 20, Layout::Table).size, 16 << 20);
     }
 
     #[test]

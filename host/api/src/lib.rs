@@ -168,7 +168,7 @@ pub struct Status {
     pub channels_up: usize,
     /// channels in any state
     pub channels: usize,
-    /// bytes that their rings may take
+    /// bytes that they may take
     #[serde(default)]
     pub memory: u64,
     /// and how many they may take at most; absent if there is no bound
@@ -217,7 +217,7 @@ pub struct Counters {
     pub control_broken: u64,
     /// times that a guest was slowed down, as it said too much
     pub throttled: u64,
-    /// channels that were not made, as their rings would have taken too much memory
+    /// channels that were not made, as they would have taken too much memory
     #[serde(default)]
     pub out_of_memory: u64,
     /// guests that went away

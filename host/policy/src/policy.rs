@@ -53,7 +53,7 @@ pub struct Policy {
     pub idle_ms: u32,
     /// channels that one guest can have
     pub max_channels: u32,
-    /// bytes that the rings of all channels of the host may take together; None
+    /// bytes that all channels of the host may take together; None
     /// for the agent's own bound
     pub max_memory: Option<u64>,
     /// the text that it was read from

@@ -213,7 +213,7 @@ fn show_status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     writeln!(out, "channels  {} ({} up)", status.channels, status.channels_up)?;
     if let Some(most) = status.memory_max {
         let (taken, most) = (bytes(status.memory), bytes(most >> 20 << 20));
-        writeln!(out, "memory    rings of up to {taken}, of {most} at most")?;
+        writeln!(out, "memory    channels of up to {taken}, of {most} at most")?;
     }
     writeln!(out, "policy    {}", policy_line(status))?;
     for problem in &status.problems {

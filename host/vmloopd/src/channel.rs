@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::warn;
+use vmloop_abi::memory::Layout;
 use vmloop_abi::shm;
 
 use crate::end::{Failure, GuestEnd, Medium, Offer, Place, Region, Spec};
@@ -48,8 +49,10 @@ pub struct Task {
     pub key: ChannelKey,
     /// its tag
     pub tag: u32,
-    /// of each ring in bytes
+    /// of each ring of packets in bytes
     pub ring_size: u32,
+    /// what both guests know
+    pub layout: Layout,
     /// the guests, the lower identity first
     pub guests: [Guest; 2],
     /// the broker
@@ -62,7 +65,7 @@ impl Task {
     /// Makes the channel, or takes over one of an earlier agent (`adopted`),
     /// and serves it until it is gone.
     pub async fn run(self, adopted: bool) {
-        let Self { key, tag, ring_size, guests, post, commands } = self;
+        let Self { key, tag, ring_size, layout, guests, post, commands } = self;
         let voice = Voice { post, key, tag };
         let [a, b] = &guests;
         let medium = a.place.medium();
@@ -71,7 +74,7 @@ impl Task {
             return voice.tell(News::Gone).await;
         }
         let region = if medium == Medium::Host && !adopted {
-            match Region::new(ring_size) {
+            match Region::new(ring_size, layout) {
                 Ok(region) => Some(Arc::new(region)),
                 Err(error) => {
                     voice.failed(error.to_string(), "").await;
@@ -83,7 +86,7 @@ impl Task {
         };
         let side = |number: usize| {
             let peer = &guests[1 - number];
-            let spec = Spec { tag, side: number, peer: peer.id, epoch: peer.epoch };
+            let spec = Spec { tag, side: number, peer: peer.id, epoch: peer.epoch, layout };
             let ((orders, inbox), (opened, is_open)) =
                 (mpsc::unbounded_channel(), oneshot::channel());
             let end = guests[number].place.end(spec);

@@ -12,7 +12,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
-use vmloop_abi::memory;
+use vmloop_abi::memory::{self, Layout};
 
 use crate::machine::Found;
 
@@ -51,12 +51,12 @@ pub fn doorbell() -> io::Result<OwnedFd> {
 }
 
 impl Region {
-    /// For rings of so many bytes.
+    /// For rings of packets of so many bytes.
     ///
     /// # Errors
     /// Those of the host, when it has no more memory or descriptors.
-    pub fn new(ring_size: u32) -> io::Result<Self> {
-        let header = memory::channel_header(ring_size);
+    pub fn new(ring_size: u32, layout: Layout) -> io::Result<Self> {
+        let header = memory::channel_header(ring_size, layout);
         Ok(Self {
             memory: memory::create("vmloop-channel", &header)?,
             size: header.size,
@@ -98,6 +98,8 @@ pub struct Spec {
     pub peer: u64,
     /// epoch of the other guest
     pub epoch: u64,
+    /// what its memory is to have in it
+    pub layout: Layout,
 }
 
 /// Where a guest's ends of channels are made.

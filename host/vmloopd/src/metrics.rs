@@ -130,12 +130,7 @@ pub fn render(status: &Status, listing: &Listing) -> String {
     );
     family("channels", "gauge", "Channels in any state.", &one(status.channels as u64));
     family("channels_up", "gauge", "Channels that carry traffic.", &one(status.channels_up as u64));
-    family(
-        "memory_bytes",
-        "gauge",
-        "What the rings of all channels may take.",
-        &one(status.memory),
-    );
+    family("memory_bytes", "gauge", "What all channels may take.", &one(status.memory));
     if let Some(most) = status.memory_max {
         family("memory_max_bytes", "gauge", "And how much they may take at most.", &one(most));
     }
@@ -182,7 +177,7 @@ pub fn render(status: &Status, listing: &Listing) -> String {
         ("throttled_total", "Times that a guest was slowed down.", counters.throttled),
         (
             "out_of_memory_total",
-            "Channels refused, as their rings would have taken too much memory.",
+            "Channels refused, as they would have taken too much memory.",
             counters.out_of_memory,
         ),
         ("guests_gone_total", "Guests that ended.", counters.guests_gone),

@@ -236,7 +236,7 @@ int net_watchers_init(void);
 void net_watchers_exit(void);
 
 /* watch.c; any context */
-void net_ring(struct net_lane *net);
+void net_ring(struct net_lane *net, bool anyway);
 
 /* lane.c */
 extern const struct vmloop_path net_path;

@@ -205,7 +205,7 @@ static int send(struct net_nic *nic, const struct vmloop_interface *interface,
 	spin_unlock(&lane->tx_lock);
 
 	if (bell)
-		net_ring(net);
+		net_ring(net, false);
 	if (queued || !skb_queue_empty(&done))
 		vmloop_lane_produced(lane);
 	if (queued) {
@@ -405,7 +405,7 @@ void net_tx_waiting(struct net_lane *net)
 	spin_unlock(&lane->tx_lock);
 
 	if (bell)
-		net_ring(net);
+		net_ring(net, false);
 	if (!skb_queue_empty(&done))
 		vmloop_lane_produced(lane);
 	rcu_read_lock();

@@ -138,16 +138,20 @@ MODULE_PARM_DESC(watch_us, "look at a ring for up to so many microseconds before
 /**
  * net_ring() - ring the peer's doorbell, and learn what that costs
  * @net: the lane
+ * @anyway: whatever it was rung for before
  *
  * Context: any, between lane_open and the end of lane_close.
  */
-void net_ring(struct net_lane *net)
+void net_ring(struct net_lane *net, bool anyway)
 {
 	u64 start = ktime_get_ns();
 	u32 average = READ_ONCE(net->bell_ns);
 	u32 took;
 
-	vmloop_lane_ring(net->lane);
+	if (anyway)
+		vmloop_lane_ring_anyway(net->lane);
+	else if (!vmloop_lane_ring(net->lane))
+		return;	/* not rung: nothing learned */
 	took = min_t(u64, ktime_get_ns() - start, NSEC_PER_MSEC);
 	/* Races lose a sample, and no more. */
 	WRITE_ONCE(net->bell_ns, average ? average - average / 8 + took / 8 :

@@ -134,7 +134,7 @@ static void send_hello(void)
 	struct vmloop_msg_hello hello = {
 		.major = VMLOOP_SHM_MAJOR,
 		.minor = VMLOOP_SHM_MINOR,
-		.features = VMLOOP_FEATURES,
+		.features = vmloop_features(),
 		.version = VMLOOP_VERSION,
 	};
 
@@ -352,7 +352,7 @@ void ivshmem_control_start(struct ivshmem_device *device)
 	WRITE_ONCE(ours->lane[0].rx_wake, 0);
 	WRITE_ONCE(ours->major, VMLOOP_SHM_MAJOR);
 	WRITE_ONCE(ours->minor, VMLOOP_SHM_MINOR);
-	WRITE_ONCE(ours->features, VMLOOP_FEATURES);
+	WRITE_ONCE(ours->features, vmloop_features());
 	WRITE_ONCE(ours->max_record, sizeof(union message));
 	WRITE_ONCE(ours->lanes, 1);
 	/* Pairs with the agent's acquire: our positions are zero. */

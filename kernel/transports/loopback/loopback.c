@@ -22,16 +22,17 @@
 
 #include "vmloop.h"
 
-#define SIDE_OFFSET	VMLOOP_SHM_PAGE
-#define DATA_OFFSET	(16 * VMLOOP_SHM_PAGE)
-
 static char *interfaces = "";
 module_param(interfaces, charp, 0444);
 MODULE_PARM_DESC(interfaces, "hardware addresses of the two interfaces, separated by a comma");
 
 static unsigned int ring_size = SZ_1M;
 module_param(ring_size, uint, 0444);
-MODULE_PARM_DESC(ring_size, "bytes of each ring, a power of two from 65536 to 16777216");
+MODULE_PARM_DESC(ring_size, "bytes of each ring of packets, a power of two from 65536 to 16777216");
+
+static unsigned int lanes = 512;
+module_param(lanes, uint, 0444);
+MODULE_PARM_DESC(lanes, "lanes of the channel, an even number from 2 to 4096; 0 makes one of version 1, for tests");
 
 /* An end of the one channel: what peer @id is reached through. */
 struct end {
@@ -85,31 +86,28 @@ static void say_directory(void)
 	vmloop_directory_end(&transport, generation);
 }
 
+/* A ring of packets, and as much for all other lanes. */
+static void plan(struct vmloop_shm_header *header)
+{
+	vmloop_region_plan(header, lanes, (lanes ? 2 : 1) * (u64)ring_size);
+}
+
 static size_t region_size(void)
 {
-	return DATA_OFFSET + 2 * (size_t)ring_size;
+	struct vmloop_shm_header header;
+
+	plan(&header);
+	return header.size;
 }
 
 static void channel_make(void)
 {
-	struct vmloop_shm_header *header;
 	unsigned int i;
 
 	region = vzalloc(region_size());
 	if (!region)
 		return;
-	header = region;
-	*header = (struct vmloop_shm_header){
-		.magic = VMLOOP_SHM_MAGIC,
-		.major = VMLOOP_SHM_MAJOR,
-		.minor = VMLOOP_SHM_MINOR,
-		.kind = VMLOOP_REGION_CHANNEL,
-		.size = region_size(),
-		.side_offset = { SIDE_OFFSET, SIDE_OFFSET + VMLOOP_SHM_PAGE },
-		.side_size = VMLOOP_SHM_PAGE,
-		.data_offset = { DATA_OFFSET, DATA_OFFSET + ring_size },
-		.data_size = { ring_size, ring_size },
-	};
+	plan(region);
 
 	/* Each end has a tag of its own, as both are in one directory. */
 	tag = 1;
@@ -207,6 +205,23 @@ static struct vmloop_transport transport = {
 	.ops = &ops,
 };
 
+/* A position that cannot be, and news of it. */
+static void spoil_head(const struct vmloop_region *region)
+{
+	struct vmloop_shm_news *news;
+	u32 *head;
+
+	if (region->major == VMLOOP_SHM_MAJOR) {
+		head = &region->ours->lane[0].tx_head;
+	} else {
+		news = &vmloop_region_our_table(region)->news;
+		head = &vmloop_region_our_entry(region, 0)->lane.tx_head;
+		WRITE_ONCE(news->lanes[0], READ_ONCE(news->lanes[0]) ^ 1);
+		WRITE_ONCE(news->groups, READ_ONCE(news->groups) ^ 1);
+	}
+	WRITE_ONCE(*head, READ_ONCE(*head) + 1);
+}
+
 /* For tests: an end says a position that cannot be. */
 static int spoil_set(const char *value, const struct kernel_param *param)
 {
@@ -224,9 +239,7 @@ static int spoil_set(const char *value, const struct kernel_param *param)
 	err = region ? vmloop_region_open(&theirs, region, region_size(), end,
 					  VMLOOP_REGION_CHANNEL) : -ENOENT;
 	if (!err) {
-		u32 *head = &theirs.ours->lane[0].tx_head;
-
-		WRITE_ONCE(*head, READ_ONCE(*head) + 1);
+		spoil_head(&theirs);
 		ring(&ends[end].link);
 	}
 	mutex_unlock(&loopback_mutex);
@@ -252,6 +265,11 @@ static int parse(u8 *first, u8 *second)
 	if (!is_power_of_2(ring_size) || ring_size < SZ_64K ||
 	    ring_size > SZ_16M) {
 		pr_err("vmloop_loopback: ring_size is a power of two from 65536 to 16777216\n");
+		return -EINVAL;
+	}
+	if (lanes % 2 || lanes > VMLOOP_LANES_MAX) {
+		pr_err("vmloop_loopback: lanes is an even number from 2 to %u, or 0\n",
+		       VMLOOP_LANES_MAX);
 		return -EINVAL;
 	}
 	return 0;

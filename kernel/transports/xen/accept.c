@@ -17,12 +17,17 @@
 
 static bool is_good(const struct vmloop_xen_descriptor *descriptor)
 {
-	const size_t most = VMLOOP_XEN_DATA + 2 * (size_t)vmloop_xen_ring_max();
-	const size_t least = VMLOOP_XEN_DATA + 2 * VMLOOP_XEN_RING_MIN;
+	struct vmloop_shm_header tables, lane, least;
+	u64 most;
 
+	/* With tables there is more data, and less before it. */
+	vmloop_xen_plan(&tables, vmloop_xen_ring_max(), true);
+	vmloop_xen_plan(&lane, vmloop_xen_ring_max(), false);
+	most = max(tables.size, lane.size);
+	vmloop_xen_plan(&least, VMLOOP_XEN_RING_MIN, true);
 	return descriptor->magic == VMLOOP_XEN_MAGIC &&
 	       descriptor->major == VMLOOP_SHM_MAJOR &&
-	       descriptor->pages >= least / VMLOOP_XEN_PAGE &&
+	       descriptor->pages >= least.size / VMLOOP_XEN_PAGE &&
 	       descriptor->pages <= most / VMLOOP_XEN_PAGE &&
 	       descriptor->size == (u64)descriptor->pages * VMLOOP_XEN_PAGE;
 }

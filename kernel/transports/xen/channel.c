@@ -249,11 +249,12 @@ static void doorbell_unbind(struct vmloop_xen_channel *channel)
 	channel->port = 0;
 }
 
-static int channel_make(struct vmloop_xen_channel *channel, u32 ring_size)
+static int channel_make(struct vmloop_xen_channel *channel, u32 ring_size,
+			bool lanes)
 {
 	int err;
 
-	channel->offer = vmloop_xen_offer_make(channel->peer, ring_size);
+	channel->offer = vmloop_xen_offer_make(channel->peer, ring_size, lanes);
 	if (IS_ERR(channel->offer)) {
 		err = PTR_ERR(channel->offer);
 		channel->offer = NULL;
@@ -314,7 +315,7 @@ static void channel_open(struct vmloop_xen_channel *channel,
 	int err;
 
 	err = told->wish == VMLOOP_XEN_MAKE ?
-	      channel_make(channel, ring_size) :
+	      channel_make(channel, ring_size, told->lanes) :
 	      channel_map(channel, told->gref, told->port);
 	if (err) {
 		pr_warn_ratelimited("vmloop_xen: no channel to domain %u: error %d\n",

@@ -64,21 +64,21 @@ static void offer_free(struct vmloop_xen_offer *offer)
 	kfree(offer);
 }
 
-static void fill_header(struct vmloop_xen_offer *offer, u32 ring_size)
+/**
+ * vmloop_xen_plan() - the layout of a region that is made or accepted
+ * @header: filled in
+ * @ring_size: bytes of each ring of packets
+ * @lanes: of version 2, with a quarter of that for all other lanes
+ *
+ * Context: any.
+ */
+void vmloop_xen_plan(struct vmloop_shm_header *header, u32 ring_size, bool lanes)
 {
-	struct vmloop_shm_header *header = offer->base;
-
-	*header = (struct vmloop_shm_header){
-		.magic = VMLOOP_SHM_MAGIC,
-		.major = VMLOOP_SHM_MAJOR,
-		.minor = VMLOOP_SHM_MINOR,
-		.kind = VMLOOP_REGION_CHANNEL,
-		.size = offer->size,
-		.side_offset = { VMLOOP_SHM_PAGE, 2 * VMLOOP_SHM_PAGE },
-		.side_size = VMLOOP_SHM_PAGE,
-		.data_offset = { VMLOOP_XEN_DATA, VMLOOP_XEN_DATA + ring_size },
-		.data_size = { ring_size, ring_size },
-	};
+	if (lanes)
+		vmloop_region_plan(header, VMLOOP_REGION_LANES(ring_size),
+				   ring_size + ring_size / 4);
+	else
+		vmloop_region_plan(header, 0, ring_size);
 }
 
 static void fill_descriptor(struct vmloop_xen_offer *offer, unsigned int chain)
@@ -129,12 +129,11 @@ static struct vmloop_xen_offer *offer_alloc(unsigned int total)
 	return offer;
 }
 
-static struct vmloop_xen_offer *try_to_make(domid_t peer, u32 ring_size)
+static struct vmloop_xen_offer *try_to_make(domid_t peer, u32 ring_size,
+					    bool lanes)
 {
-	size_t size = VMLOOP_XEN_DATA + 2 * (size_t)ring_size;
-	unsigned int pages = size / VMLOOP_XEN_PAGE;
-	unsigned int chain = DIV_ROUND_UP(pages, VMLOOP_XEN_GREFS);
-	unsigned int total = chain + pages;
+	unsigned int pages, chain, total;
+	struct vmloop_shm_header header;
 	struct vmloop_xen_offer *offer;
 	grant_ref_t head;
 	unsigned int i;
@@ -143,8 +142,11 @@ static struct vmloop_xen_offer *try_to_make(domid_t peer, u32 ring_size)
 	BUILD_BUG_ON(offsetof(struct vmloop_xen_descriptor, unmapped) != 32);
 	BUILD_BUG_ON(offsetof(struct vmloop_xen_descriptor, gref) != 40);
 	BUILD_BUG_ON(PAGE_SIZE != VMLOOP_XEN_PAGE);
-	BUILD_BUG_ON(3 * VMLOOP_SHM_PAGE > VMLOOP_XEN_DATA);
 
+	vmloop_xen_plan(&header, ring_size, lanes);
+	pages = header.size / VMLOOP_XEN_PAGE;
+	chain = DIV_ROUND_UP(pages, VMLOOP_XEN_GREFS);
+	total = chain + pages;
 	if (!within_budget(total))
 		return ERR_PTR(-ENOSPC);
 	offer = offer_alloc(total);
@@ -152,13 +154,13 @@ static struct vmloop_xen_offer *try_to_make(domid_t peer, u32 ring_size)
 		return ERR_PTR(-ENOMEM);
 	offer->peer = peer;
 	offer->base = offer->area + chain * PAGE_SIZE;
-	offer->size = size;
+	offer->size = header.size;
 
 	if (gnttab_alloc_grant_references(total, &head)) {
 		offer_free(offer);
 		return ERR_PTR(-ENOSPC);
 	}
-	fill_header(offer, ring_size);
+	memcpy(offer->base, &header, sizeof(header));
 	for (i = 0; i < total; i++) {
 		offer->gref[i] = gnttab_claim_grant_reference(&head);
 		gnttab_grant_foreign_access_ref(offer->gref[i], peer,
@@ -175,11 +177,13 @@ static struct vmloop_xen_offer *try_to_make(domid_t peer, u32 ring_size)
  * @peer: to which domain
  * @ring_size: bytes of each ring that the host wants; halved until there are
  *	memory and grants enough
+ * @lanes: of version 2; else of version 1
  *
  * Return: the offer, or an error pointer: -EBUSY while the peer holds on to
  * pages of an earlier one, -ENOMEM, -ENOSPC.
  */
-struct vmloop_xen_offer *vmloop_xen_offer_make(domid_t peer, u32 ring_size)
+struct vmloop_xen_offer *vmloop_xen_offer_make(domid_t peer, u32 ring_size,
+					       bool lanes)
 {
 	struct vmloop_xen_offer *offer;
 
@@ -189,7 +193,7 @@ struct vmloop_xen_offer *vmloop_xen_offer_make(domid_t peer, u32 ring_size)
 			    vmloop_xen_ring_max());
 	ring_size = rounddown_pow_of_two(ring_size);
 	do {
-		offer = try_to_make(peer, ring_size);
+		offer = try_to_make(peer, ring_size, lanes);
 		ring_size /= 2;
 	} while (IS_ERR(offer) && ring_size >= VMLOOP_XEN_RING_MIN);
 	return offer;

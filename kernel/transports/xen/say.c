@@ -414,7 +414,7 @@ int vmloop_xen_say_begin(u64 incarnation)
 	say_addresses();
 	err = xenbus_printf(XBT_NIL, OURS, "hello", "%u %u %016llx %llu %s %s",
 			    VMLOOP_SHM_MAJOR, VMLOOP_SHM_MINOR, incarnation,
-			    VMLOOP_FEATURES, VMLOOP_VERSION,
+			    vmloop_features(), VMLOOP_VERSION,
 			    init_utsname()->release);
 	if (err)
 		return err;

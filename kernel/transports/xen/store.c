@@ -270,7 +270,7 @@ static u64 own_id(const struct snapshot *snapshot)
 static bool parse_wish(const char *at, struct vmloop_xen_told *told)
 {
 	char word[16];
-	u64 gref, port;
+	u64 gref, port, major;
 
 	if (!vmloop_xen_word(&at, word, sizeof(word)))
 		return false;
@@ -281,6 +281,9 @@ static bool parse_wish(const char *at, struct vmloop_xen_told *told)
 		told->wish = VMLOOP_XEN_CLOSE;
 	else if (!strcmp(word, "map"))
 		told->wish = VMLOOP_XEN_MAP;
+	if (told->wish == VMLOOP_XEN_MAKE)
+		told->lanes = vmloop_xen_number(&at, U32_MAX, &major) &&
+			      major == VMLOOP_TABLE_MAJOR;
 	/* Another word is a newer agent's; the channel is there, however. */
 	if (told->wish != VMLOOP_XEN_MAP)
 		return true;

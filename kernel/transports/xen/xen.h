@@ -26,7 +26,6 @@
 
 /* Smallest ring that is worth a channel, and where its data begins. */
 #define VMLOOP_XEN_RING_MIN	(64 * 1024)
-#define VMLOOP_XEN_DATA		(64 * 1024)
 
 /* main.c */
 extern struct vmloop_transport vmloop_xen_transport;
@@ -76,7 +75,10 @@ struct vmloop_xen_offer {
 };
 
 /* grant.c; queue, but for the last, which runs while that is empty */
-struct vmloop_xen_offer *vmloop_xen_offer_make(domid_t peer, u32 ring_size);
+void vmloop_xen_plan(struct vmloop_shm_header *header, u32 ring_size,
+		     bool lanes);
+struct vmloop_xen_offer *vmloop_xen_offer_make(domid_t peer, u32 ring_size,
+					       bool lanes);
 bool vmloop_xen_offer_revoke(struct vmloop_xen_offer *offer);
 void vmloop_xen_offer_end(struct vmloop_xen_offer *offer);
 void vmloop_xen_grant_exit(void);
@@ -134,6 +136,7 @@ enum vmloop_xen_wish {
  * @wish: what to do
  * @gref: first page of the peer's descriptor, with VMLOOP_XEN_MAP
  * @port: the peer's event channel, with VMLOOP_XEN_MAP
+ * @lanes: the peer knows regions of version 2, with VMLOOP_XEN_MAKE
  */
 struct vmloop_xen_told {
 	u32 tag;
@@ -142,6 +145,7 @@ struct vmloop_xen_told {
 	enum vmloop_xen_wish wish;
 	grant_ref_t gref;
 	evtchn_port_t port;
+	bool lanes;
 };
 
 /* channel.c; queue */

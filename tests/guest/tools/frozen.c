@@ -22,8 +22,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tool.h"
-#include "vmloop_shm.h"
+#include "region.h"
 
 #define MEMORY		"/memfd:vmloop-channel"
 #define MEMORIES_MAX	64
@@ -93,13 +92,6 @@ static uint8_t *map(const char *path)
 	return base;
 }
 
-static volatile struct vmloop_shm_side *side_of(uint8_t *base, unsigned int side)
-{
-	const struct vmloop_shm_header *header = (void *)base;
-
-	return (void *)(base + header->side_offset[side & 1]);
-}
-
 /* The region of the pair's channel: an earlier one may not be unplugged yet. */
 static uint8_t *region_of(const char *pid, const char *peer)
 {
@@ -115,8 +107,8 @@ static uint8_t *region_of(const char *pid, const char *peer)
 		if (m == theirs_count)
 			continue;
 		base = map(mine[n].path);
-		if (side_of(base, 0)->state == VMLOOP_SIDE_READY &&
-		    side_of(base, 1)->state == VMLOOP_SIDE_READY)
+		if (region_side(base, 0)->state == VMLOOP_SIDE_READY &&
+		    region_side(base, 1)->state == VMLOOP_SIDE_READY)
 			return base;
 	}
 	fail("no channel that is up: %d and %d memories", mine_count, theirs_count);
@@ -166,8 +158,8 @@ int main(int argc, char **argv)
 	sigaction(SIGTERM, &action, NULL);
 	base = region_of(argv[1], argv[2]);
 	side = (unsigned int)atoi(argv[3]);
-	ours = &side_of(base, side)->lane[0];
-	theirs = &side_of(base, side + 1)->lane[0];
+	ours = region_lane(base, side, region_packets(base));
+	theirs = region_lane(base, side + 1, region_packets(base));
 
 	if (!strcmp(what, "read") && argc == 7)
 		read_slowly(ours, theirs, (uint32_t)atoi(argv[5]), atof(argv[6]) / 1000);

@@ -27,8 +27,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "tool.h"
-#include "vmloop_shm.h"
+#include "region.h"
 
 #define DEVICES		"/sys/bus/pci/devices"
 #define DEVICES_MAX	64
@@ -142,13 +141,6 @@ static struct device *find_tag(uint32_t tag)
 	fail("no device has tag %u", tag);
 }
 
-static volatile struct vmloop_shm_side *side_of(const struct device *device, unsigned int side)
-{
-	const struct vmloop_shm_header *header = (void *)device->base;
-
-	return (void *)(device->base + header->side_offset[side & 1]);
-}
-
 static void list(void)
 {
 	const struct vmloop_shm_header *header;
@@ -161,9 +153,10 @@ static void list(void)
 		printf("%s{\"device\": \"%s\", \"id\": %u, \"tag\": %u, \"size\": %zu", comma,
 		       devices[n].name, devices[n].id, devices[n].id / 2, devices[n].size);
 		printf(", \"kind\": %u", header->magic == VMLOOP_SHM_MAGIC ? header->kind : 0);
+		printf(", \"major\": %u", header->magic == VMLOOP_SHM_MAGIC ? header->major : 0);
 		if (header->magic == VMLOOP_SHM_MAGIC)
-			printf(", \"state\": [%u, %u]", side_of(&devices[n], 0)->state,
-			       side_of(&devices[n], 1)->state);
+			printf(", \"state\": [%u, %u]", region_side(devices[n].base, 0)->state,
+			       region_side(devices[n].base, 1)->state);
 		putchar('}');
 		comma = ",\n ";
 	}
@@ -202,6 +195,13 @@ static struct {
 	struct device *device;
 	volatile struct vmloop_shm_side *ours;
 	volatile struct vmloop_shm_lane *lane;
+	volatile struct vmloop_shm_lane *theirs;
+	/* Of version 2, else NULL. */
+	volatile struct vmloop_shm_entry *entry;
+	volatile struct vmloop_shm_news *news;
+	volatile struct vmloop_shm_news *their_news;
+	uint32_t number;
+	uint32_t lanes;
 	uint8_t *ring;
 	uint32_t ring_size;
 	uint32_t head;
@@ -210,9 +210,36 @@ static struct {
 	uint8_t as[6];
 } us;
 
-static void ring_doorbell(void)
+static void ring_nothing(void)
 {
 	us.device->registers[DOORBELL / 4] = (us.device->id ^ 1) << 16;
+}
+
+/* Says that there is news of the lane, until it was taken; a moment at most. */
+static void tell(void)
+{
+	double until = now() + 0.05;
+
+	us.news->lanes[us.number / VMLOOP_NEWS_BITS] ^= 1ULL << us.number % VMLOOP_NEWS_BITS;
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	us.news->groups ^= 1ULL << us.number / VMLOOP_NEWS_BITS;
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	ring_nothing();
+	while (us.their_news->lanes_taken[us.number / VMLOOP_NEWS_BITS] !=
+	       us.news->lanes[us.number / VMLOOP_NEWS_BITS])
+		if (now() > until)
+			break;
+}
+
+/* Our modules know what they have told: it is as they know it again afterwards. */
+static void ring_doorbell(void)
+{
+	if (!us.news) {
+		ring_nothing();
+		return;
+	}
+	tell();
+	tell();
 }
 
 static void publish(uint32_t head)
@@ -554,33 +581,140 @@ static void state_absent(void)
  */
 static void other_rules(void)
 {
-	volatile struct vmloop_shm_lane *theirs = &side_of(us.device, ~us.device->id)->lane[0];
+	/* Behind the state: a table begins as a side does, and its news come later. */
+	const size_t rules = 64 - sizeof(us.ours->state);
+	uint8_t *ours = (uint8_t *)us.ours + sizeof(us.ours->state);
 	uint8_t header[sizeof(struct vmloop_shm_header)];
-	struct vmloop_shm_side ours;
+	struct vmloop_shm_entry entry = {};
+	uint8_t side[64];
+	struct vmloop_shm_lane lane;
 	double until = now() + 5;
 
 	memcpy(header, us.device->base, sizeof(header));
-	memcpy(&ours, (void *)us.ours, sizeof(ours));
+	memcpy(side, ours, rules);
+	memcpy(&lane, (void *)us.lane, sizeof(lane));
 	memset(us.device->base, 0xa5, sizeof(struct vmloop_shm_header));
-	us.ours->major = 9;
-	us.ours->features = ~0ULL;
-	us.ours->max_record = 0;
-	us.ours->lanes = 0xffffffff;
+	memset(ours, 0xa5, rules);
 	us.lane->kind = 0x5a5a;
 	us.lane->ring_size = 0xffffffff;
 	us.lane->ring_offset = ~0ULL;
+	if (us.entry) {
+		memcpy(&entry, (void *)us.entry, sizeof(entry));
+		us.entry->reason = 0xa5a5a5a5;
+		us.entry->bell = 0xa5a5a5a5;
+		us.entry->features = ~0ULL;
+		memset((void *)us.entry->path, 0xa5, sizeof(us.entry->path));
+	}
 	good();
-	while (theirs->rx_tail != us.head)
+	while (us.theirs->rx_tail != us.head)
 		if (now() > until)
 			fail("the victim does not read");
 	memcpy(us.device->base, header, sizeof(header));
-	us.ours->major = ours.major;
-	us.ours->features = ours.features;
-	us.ours->max_record = ours.max_record;
-	us.ours->lanes = ours.lanes;
-	us.lane->kind = ours.lane[0].kind;
-	us.lane->ring_size = ours.lane[0].ring_size;
-	us.lane->ring_offset = ours.lane[0].ring_offset;
+	memcpy(ours, side, rules);
+	us.lane->kind = lane.kind;
+	us.lane->ring_size = lane.ring_size;
+	us.lane->ring_offset = lane.ring_offset;
+	if (us.entry) {
+		us.entry->reason = entry.reason;
+		us.entry->bell = entry.bell;
+		us.entry->features = entry.features;
+		memcpy((void *)us.entry->path, entry.path, sizeof(entry.path));
+	}
+}
+
+/* Steps that no honest side can take. */
+static void say_life(uint32_t life)
+{
+	us.entry->life = life;
+	ring_doorbell();
+}
+
+static void life_backwards(void)
+{
+	say_life(us.entry->life - (1U << VMLOOP_LIFE_BITS));
+}
+
+static void life_far_away(void)
+{
+	say_life(us.entry->life ^ 0x80000000U);
+}
+
+static void life_without_meaning(void)
+{
+	say_life(us.entry->life | ((1U << VMLOOP_LIFE_BITS) - 1));
+}
+
+static void life_refused_too_late(void)
+{
+	say_life(us.entry->life - life_step(us.entry->life) + VMLOOP_LIFE_REFUSED);
+}
+
+/* Every lane that we may open: what nobody serves, or with a ring that cannot be. */
+static void open_all(uint32_t kind)
+{
+	volatile struct vmloop_shm_entry *entry;
+	uint32_t lane, word;
+
+	for (lane = us.device->id & 1; lane < us.lanes; lane += 2) {
+		entry = region_entry(us.device->base, us.device->id & 1, lane);
+		if (lane == us.number)
+			continue;
+		entry->lane.kind = kind;
+		entry->lane.ring_size = 0xffffffff;
+		entry->lane.ring_offset = ~0ULL;
+		entry->life = entry->life - life_step(entry->life) + VMLOOP_LIFE_OPEN;
+	}
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	for (word = 0; word < VMLOOP_NEWS_BITS; word++)
+		us.news->lanes[word] = ~us.news->lanes[word];
+	us.news->groups = ~us.news->groups;
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	ring_nothing();
+}
+
+static void lanes_of_no_kind(void)
+{
+	open_all(0x5a5a);
+}
+
+static void lanes_of_packets(void)
+{
+	open_all(VMLOOP_LANE_PACKET);
+}
+
+/* News of lanes that there are not, and of those that have none, all the time. */
+static void news_of_everything(void)
+{
+	uint64_t lanes[VMLOOP_NEWS_BITS], groups = us.news->groups;
+	double until = now() + 1;
+	uint32_t word;
+
+	memcpy(lanes, (void *)us.news->lanes, sizeof(lanes));
+	while (now() < until) {
+		for (word = 0; word < VMLOOP_NEWS_BITS; word++)
+			us.news->lanes[word] = ~us.news->lanes[word];
+		us.news->groups = ~us.news->groups;
+		__atomic_thread_fence(__ATOMIC_SEQ_CST);
+		ring_nothing();
+	}
+	memcpy((void *)us.news->lanes, lanes, sizeof(lanes));
+	us.news->groups = groups;
+	ring_nothing();
+}
+
+/* Says of the victim's news that they were taken, or not, at random. */
+static void news_taken_wildly(void)
+{
+	double until = now() + 1;
+	uint32_t n;
+
+	for (n = 0; now() < until; n++) {
+		us.news->lanes_taken[n % VMLOOP_NEWS_BITS] = scatter(n);
+		us.news->groups_taken = scatter(n * 3ULL);
+	}
+	memcpy((void *)us.news->lanes_taken, (void *)us.their_news->lanes,
+	       sizeof(us.news->lanes_taken));
+	us.news->groups_taken = us.their_news->groups;
 }
 
 static void wild_wakes(void)
@@ -595,7 +729,7 @@ static void many_doorbells(void)
 	int n;
 
 	for (n = 0; n < 20000; n++)
-		ring_doorbell();
+		ring_nothing();
 }
 
 /* A ring's worth of frames that are all forged. */
@@ -640,6 +774,7 @@ static const struct attack {
 	const char *name;
 	void (*act)(void);
 	const char *outcome;
+	bool table;	/* needs version 2 */
 } attacks[] = {
 	{ "good", good, "counter rx_frames 1" },
 	{ "forged_source", forged_source, "counter drop_source 1" },
@@ -680,6 +815,15 @@ static const struct attack {
 	{ "state_unknown", state_unknown, "ended" },
 	{ "state_absent", state_absent, "ended" },
 	{ "changing_records", changing_records, "any" },
+	/* Our own modules see the victim answer, and hold it for broken. */
+	{ "lanes_of_no_kind", lanes_of_no_kind, "any", true },
+	{ "lanes_of_packets", lanes_of_packets, "any", true },
+	{ "news_of_everything", news_of_everything, "counter rx_frames 0", true },
+	{ "news_taken_wildly", news_taken_wildly, "counter rx_frames 0", true },
+	{ "life_backwards", life_backwards, "broken", true },
+	{ "life_far_away", life_far_away, "broken", true },
+	{ "life_without_meaning", life_without_meaning, "broken", true },
+	{ "life_refused_too_late", life_refused_too_late, "broken", true },
 };
 
 #define ATTACKS	((int)(sizeof(attacks) / sizeof(attacks[0])))
@@ -694,10 +838,20 @@ static void read_mac(const char *text, uint8_t *mac)
 static void begin(void)
 {
 	const struct vmloop_shm_header *header = (void *)us.device->base;
+	volatile struct vmloop_shm_table *table;
 	unsigned int side = us.device->id & 1;
 
-	us.ours = side_of(us.device, side);
-	us.lane = &us.ours->lane[0];
+	us.ours = region_side(us.device->base, side);
+	us.number = region_packets(us.device->base);
+	us.lane = region_lane(us.device->base, side, us.number);
+	us.theirs = region_lane(us.device->base, !side, us.number);
+	table = region_table(us.device->base, side);
+	if (table) {
+		us.entry = region_entry(us.device->base, side, us.number);
+		us.lanes = table->lanes;
+		us.news = &table->news;
+		us.their_news = &region_table(us.device->base, !side)->news;
+	}
 	us.ring = us.device->base + header->data_offset[side] + us.lane->ring_offset;
 	us.ring_size = us.lane->ring_size;
 	us.head = us.lane->tx_head;
@@ -728,6 +882,8 @@ static void attack(const char *name)
 
 	for (n = 0; n < ATTACKS; n++) {
 		if (!strcmp(attacks[n].name, name)) {
+			if (attacks[n].table && !us.news)
+				fail("%s needs a channel of version 2", name);
 			attacks[n].act();
 			return;
 		}

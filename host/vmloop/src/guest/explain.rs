@@ -159,7 +159,7 @@ fn state(peer: &Peer, enabled: bool) -> (&'static str, &'static str) {
         ),
         ("refused", "gone") => ("The agent refused a channel: the peer is gone.", ""),
         ("refused", "slots") => (
-            "The agent refused a channel: one of the two has no slot left for a device or too many channels, or the host has no more memory for rings.",
+            "The agent refused a channel: one of the two has no slot left for a device or too many channels, or the host has no more memory for channels.",
             "On the host: vmloop status and vmloop ls; max_channels and max_memory in the policy",
         ),
         ("refused", "busy") => (

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
+use vmloop_abi::memory::{Layout, channel_size};
 use vmloop_abi::message::{self, ChannelState};
 use vmloop_abi::shm;
 
@@ -42,6 +43,8 @@ pub(super) struct Channel {
     pub(super) failure: Option<(u32, String)>,
     pub(super) wanted_by: HashSet<Key>,
     pub(super) ring_size: u32,
+    /// What is in its memory; None of one of an earlier agent.
+    pub(super) layout: Option<Layout>,
     pub(super) since: Instant,
     pub(super) adopted: bool,
     /// When both sides used it first.
@@ -59,10 +62,10 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    /// Bytes that its rings may take. What an earlier agent gave them is not known:
+    /// Bytes that it may take. What ring an earlier agent gave it is not known:
     /// `otherwise` then.
     fn memory(&self, otherwise: u32) -> u64 {
-        2 * u64::from(if self.ring_size == 0 { otherwise } else { self.ring_size })
+        channel_size(if self.ring_size == 0 { otherwise } else { self.ring_size })
     }
 
     pub(super) fn side_of(&self, guest: Key) -> Option<usize> {

@@ -104,7 +104,7 @@ impl Broker {
             problems.push(format!("no guest gets a channel: {}", unknown.text));
         }
         if !self.have_memory() {
-            problems.push("no more channels: their rings may take no more memory; see max_memory and ring_size of the policy".into());
+            problems.push("no more channels: they may take no more memory; see max_memory and ring_size of the policy".into());
         }
         problems.sort_unstable();
         problems.dedup();

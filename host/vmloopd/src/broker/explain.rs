@@ -191,7 +191,7 @@ impl Broker {
             }
         }
         if !self.have_memory() {
-            let why = "The rings of all channels take as much memory as they may.";
+            let why = "All channels together take as much memory as they may.";
             reasons.push(reason(
                 "memory",
                 why,

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use vmloop_abi::message::{Address, AgentMessage};
+use vmloop_abi::shm;
 use vmloop_api::Problem;
 use vmloop_policy::Who;
 
@@ -117,6 +118,11 @@ impl Guest {
     /// Runs the modules, and stays: it may have channels.
     pub(super) fn is_ready(&self) -> bool {
         self.hello.is_some() && self.phase == Phase::Attached && self.leaving.is_none()
+    }
+
+    /// Whether it knows channels of version 2; None before it has said.
+    pub(super) fn knows_lanes(&self) -> Option<bool> {
+        self.hello.as_ref().map(|hello| hello.features & shm::VMLOOP_F_LANES != 0)
     }
 
     /// Its name here; while a domain is on its way, the one that it will have.

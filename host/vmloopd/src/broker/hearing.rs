@@ -2,6 +2,7 @@
 //! What guests say, and when they fall silent.
 
 use tokio::time::{Duration, Instant};
+use vmloop_abi::memory::Layout;
 use vmloop_abi::message::{Address, GuestMessage};
 use vmloop_abi::shm;
 
@@ -46,6 +47,16 @@ impl Broker {
         }
     }
 
+    /// Closes channels whose memory a guest does not know: they were made before it
+    /// could say so.
+    fn close_unknown(&mut self, guest: Key) {
+        for key in self.channels.of(guest) {
+            if self.channels.get(key).is_some_and(|one| one.layout == Some(Layout::Table)) {
+                self.part(key, shm::VMLOOP_CLOSE_PEER_GONE);
+            }
+        }
+    }
+
     fn hello(&mut self, key: Key, hello: Hello) {
         let Some(guest) = self.guests.get_mut(key) else { return };
         if let Err(when) = guest.hellos.take(Instant::now()) {
@@ -64,6 +75,9 @@ impl Broker {
         guest.leaving = None;
         let name = guest.name.clone();
         guest.arrived = None;
+        if guest.knows_lanes() == Some(false) {
+            self.close_unknown(key);
+        }
         // Before the directory goes out with it, it must be right.
         self.welcome(key);
         self.meet_all(key);

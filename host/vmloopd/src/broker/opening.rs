@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::debug;
+use vmloop_abi::memory::{Layout, channel_size};
 use vmloop_abi::message::AgentMessage;
 use vmloop_abi::shm;
 
@@ -180,7 +181,7 @@ impl Broker {
         Ok(made)
     }
 
-    /// Bytes that the rings of all channels may take.
+    /// Bytes that all channels may take.
     pub(super) fn memory(&self) -> u64 {
         self.channels.memory(self.policy.ring_size)
     }
@@ -197,7 +198,7 @@ impl Broker {
 
     /// Whether there may be one more channel.
     pub(super) fn have_memory(&self) -> bool {
-        let one = 2 * u64::from(self.policy.ring_size);
+        let one = channel_size(self.policy.ring_size);
         self.memory_max().is_none_or(|most| self.memory() + one <= most)
     }
 
@@ -225,6 +226,10 @@ impl Broker {
             gone: false,
             stats: None,
         });
+        // One that has not said yet what it knows is taken to be as new as we are; if
+        // it is not, the channel goes when it says so.
+        let tables = guests.iter().all(|(_, guest)| guest.knows_lanes().unwrap_or(true));
+        let layout = if tables { Layout::Table } else { Layout::Lane };
         let guests = guests.map(|(_, guest)| channel::Guest {
             id: guest.machine.id,
             epoch: guest.machine.epoch,
@@ -234,7 +239,7 @@ impl Broker {
         let (commands, inbox) = mpsc::unbounded_channel();
         let ring_size = self.policy.ring_size;
         let post = self.post.clone();
-        let task = channel::Task { key, tag, ring_size, guests, post, commands: inbox };
+        let task = channel::Task { key, tag, ring_size, layout, guests, post, commands: inbox };
         self.channels.insert(
             key,
             Channel {
@@ -246,6 +251,7 @@ impl Broker {
                 failure: None,
                 wanted_by: HashSet::new(),
                 ring_size: if adopted { 0 } else { ring_size },
+                layout: (!adopted).then_some(layout),
                 since: Instant::now(),
                 adopted,
                 up_since: None,

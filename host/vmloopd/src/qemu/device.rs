@@ -456,7 +456,7 @@ mod tests {
 
     #[test]
     fn what_a_device_hears() {
-        let header = memory::channel_header(memory::RING_MIN);
+        let header = memory::channel_header(memory::RING_MIN, memory::Layout::Table);
         let memory = memory::create("test", &header).expect("memfd");
         let (own, other) = (doorbell().expect("eventfd"), doorbell().expect("eventfd"));
         let spec = Spec {

@@ -80,7 +80,7 @@ impl End {
 
 impl GuestEnd for End {
     fn open<'a>(&'a mut self, _: Option<&'a Region>) -> Pending<'a, Result<(), Failure>> {
-        self.set(if self.spec.side == 0 { Task::Make } else { Task::Wait });
+        self.set(if self.spec.side == 0 { Task::Make(self.spec.layout) } else { Task::Wait });
         Box::pin(std::future::ready(Ok(())))
     }
 

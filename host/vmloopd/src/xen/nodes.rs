@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
+use vmloop_abi::lanes;
+use vmloop_abi::memory::Layout;
 use vmloop_abi::message::{Address, ChannelState, Counters, DirectoryEntry, TAG_MAX};
 use vmloop_abi::shm;
 
@@ -172,8 +174,8 @@ pub fn counters(value: &[u8]) -> Option<Counters> {
 /// What a guest is to do about a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// side 0: make the region
-    Make,
+    /// side 0: make the region, with that in it
+    Make(Layout),
     /// side 1: nothing is offered yet
     Wait,
     /// side 1: map the peer's descriptor, bind the peer's port
@@ -197,7 +199,8 @@ impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} ", self.peer, self.side)?;
         match self.task {
-            Task::Make => f.write_str("make"),
+            Task::Make(Layout::Lane) => f.write_str("make"),
+            Task::Make(Layout::Table) => write!(f, "make {}", lanes::VMLOOP_TABLE_MAJOR),
             Task::Wait => f.write_str("wait"),
             Task::Map(gref, port) => write!(f, "map {gref} {port}"),
             Task::Close => f.write_str("close"),
@@ -211,7 +214,8 @@ impl Link {
         let words = words(value.as_bytes())?;
         let [peer, side, ref task @ ..] = words[..] else { return None };
         let task = match task {
-            ["make"] => Task::Make,
+            ["make"] => Task::Make(Layout::Lane),
+            ["make", _] => Task::Make(Layout::Table),
             ["wait"] => Task::Wait,
             ["map", gref, port] => Task::Map(number(gref)?, number(port)?),
             ["close"] => Task::Close,
@@ -326,7 +330,13 @@ mod tests {
 
     #[test]
     fn what_is_written_can_be_read() {
-        for task in [Task::Make, Task::Wait, Task::Map(8, 17), Task::Close] {
+        for task in [
+            Task::Make(Layout::Lane),
+            Task::Make(Layout::Table),
+            Task::Wait,
+            Task::Map(8, 17),
+            Task::Close,
+        ] {
             let link = Link { peer: 7, side: 1, task };
             assert_eq!(Link::parse(&link.to_string()), Some(link));
         }

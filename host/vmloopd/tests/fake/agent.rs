@@ -132,10 +132,12 @@ impl Agent {
         self.ask(Request::PolicyReload).expect("a good one");
     }
 
+    #[allow(dead_code)]
     pub fn list(&self, request: Request) -> Listing {
         serde_json::from_value(self.ask(request).expect("a listing")).expect("a listing")
     }
 
+    #[allow(dead_code)]
     pub fn channels(&self) -> usize {
         self.list(Request::List).channels.len()
     }
@@ -156,6 +158,7 @@ pub fn two_guests() -> (tempfile::TempDir, Qemu, Qemu, Agent) {
 }
 
 /// Two guests that know of each other.
+#[allow(dead_code)]
 pub fn meet<'a>(agent: &Agent, one: &'a Qemu, two: &'a Qemu) -> (Modules<'a>, Modules<'a>) {
     agent.attach(one);
     agent.attach(two);

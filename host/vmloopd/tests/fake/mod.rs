@@ -184,6 +184,16 @@ impl Qemu {
         true
     }
 
+    /// The version of what is in a channel's memory.
+    #[allow(dead_code)]
+    pub fn major(&self, device: &str) -> u16 {
+        let mut header = shm::Header::default();
+        let memory = &self.state().devices[device].memory;
+        let read = rustix::io::pread(memory, header.as_mut_bytes(), 0).expect("its memory");
+        assert_eq!(read, size_of::<shm::Header>());
+        header.major
+    }
+
     pub fn devices(&self) -> Vec<String> {
         self.state().devices.keys().cloned().collect()
     }
@@ -423,7 +433,7 @@ impl<'a> Modules<'a> {
     /// Loads them: begins on the control device that is plugged, says HELLO,
     /// and one address.
     pub fn load(qemu: &'a Qemu, incarnation: u64, address: [u8; 4]) -> Self {
-        let mut modules = Self::begin(qemu, incarnation, 0);
+        let mut modules = Self::begin(qemu, incarnation, shm::VMLOOP_F_LANES);
         modules.advertise(&[address.into()]);
         modules
     }

@@ -1,0 +1,1035 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * lane.c - the life of a lane: opened by a path of either side, accepted or refused
+ * by the other, up, closing, ended. docs/protocol.md, section 9; life.c has which
+ * steps there are, this file what belongs to each.
+ *
+ * Owns the lanes of all channels. All of it runs under the core mutex, in process
+ * context, but for what the data path calls, which says so.
+ *
+ * A lane that is closed stays in its channel until the peer is done with it as
+ * well, or the channel ends: only then is it known what the peer has read.
+ *
+ * A channel of version 1 has one lane, which lives as long as the channel and has
+ * no life of its own.
+ */
+#include <linux/delay.h>
+#include <linux/log2.h>
+#include <linux/slab.h>
+
+#include "core.h"
+
+/* How often a closing lane looks whether it is drained. */
+#define DRAIN_POLL	msecs_to_jiffies(4)
+
+/* How often a lane that waits for the peer looks, and rings: a doorbell can be lost. */
+#define ANSWER_POLL	HZ
+
+/* Lanes that are looked at before others have their turn with the core mutex. */
+#define LOOK_BUDGET	64
+
+/* When a lane that a path should have is asked for again. */
+#define WANT_FIRST	HZ
+#define WANT_MAX	(64UL * HZ)
+
+/* Lanes that a peer may open one right after the other, of paths that have one. */
+#define ACCEPTS_MAX	8UL
+
+/* The data path ---------------------------------------------------------- */
+
+/**
+ * vmloop_peer_lane() - the lane to produce into for a peer
+ * @peer: the peer
+ *
+ * Context: rcu_read_lock() held; the lane is good until it is let go of.
+ * Return: the lane, or NULL while the standard network must be used.
+ */
+struct vmloop_lane *vmloop_peer_lane(struct vmloop_peer *peer)
+{
+	struct vmloop_lane *lane = rcu_dereference(peer->up);
+
+	if (lane && unlikely(READ_ONCE(lane->stalled)))
+		return NULL;
+	return lane;
+}
+EXPORT_SYMBOL_GPL(vmloop_peer_lane);
+
+/**
+ * vmloop_peer_why_no_lane() - why vmloop_peer_lane() has just found none
+ * @peer: the peer
+ *
+ * Context: rcu_read_lock() held.
+ * Return: the counter of the reason.
+ */
+enum vmloop_counter vmloop_peer_why_no_lane(const struct vmloop_peer *peer)
+{
+	if (rcu_access_pointer(peer->up))
+		return VMLOOP_STANDARD_STALLED;
+	/* Unlocked look: a state that is changing may count as either. */
+	return READ_ONCE(peer->state) == VMLOOP_CHANNEL_CLOSING ?
+		VMLOOP_STANDARD_CLOSING : VMLOOP_STANDARD_NO_CHANNEL;
+}
+EXPORT_SYMBOL_GPL(vmloop_peer_why_no_lane);
+
+/**
+ * vmloop_lane_features() - what both sides can do
+ * @lane: a lane that is up
+ *
+ * Return: VMLOOP_F_*.
+ */
+u64 vmloop_lane_features(const struct vmloop_lane *lane)
+{
+	return lane->features;
+}
+EXPORT_SYMBOL_GPL(vmloop_lane_features);
+
+/**
+ * vmloop_lane_broken() - the peer broke the protocol: end the channel
+ * @lane: a lane of the channel
+ * @fault: what one of its rings found
+ *
+ * Context: any, between the path's lane_open and the end of its lane_close.
+ */
+void vmloop_lane_broken(struct vmloop_lane *lane, enum vmloop_ring_fault fault)
+{
+	struct vmloop_channel *channel = lane->channel;
+
+	if (READ_ONCE(channel->broken))
+		return;
+	/* Of two at once either is as good a reason. */
+	WRITE_ONCE(channel->broken, (enum vmloop_break)fault);
+	vmloop_link_look(channel->link);
+}
+EXPORT_SYMBOL_GPL(vmloop_lane_broken);
+
+static void lane_free(struct kref *refs)
+{
+	kfree(container_of(refs, struct vmloop_lane, refs));
+}
+
+/**
+ * vmloop_lane_get() - keep a lane that has ended
+ * @lane: a lane that the path has not been told the end of, or holds
+ *
+ * Its memory stays; its channel and its rings do not.
+ *
+ * Context: any.
+ */
+void vmloop_lane_get(struct vmloop_lane *lane)
+{
+	kref_get(&lane->refs);
+}
+EXPORT_SYMBOL_GPL(vmloop_lane_get);
+
+/**
+ * vmloop_lane_put() - let go of what vmloop_lane_get() has kept
+ * @lane: the lane
+ *
+ * Context: any.
+ */
+void vmloop_lane_put(struct vmloop_lane *lane)
+{
+	kref_put(&lane->refs, lane_free);
+}
+EXPORT_SYMBOL_GPL(vmloop_lane_put);
+
+/* Words of the table ----------------------------------------------------- */
+
+static struct vmloop_slot *slot_of(const struct vmloop_lane *lane)
+{
+	return lane->channel->slots ? &lane->channel->slots[lane->number] : NULL;
+}
+
+/* Take a step that is ours to take, and tell the peer. */
+static void go(struct vmloop_channel *channel, u32 number, u32 step, u32 reason)
+{
+	struct vmloop_shm_entry *ours =
+		vmloop_region_our_entry(&channel->region, number);
+	struct vmloop_slot *slot = &channel->slots[number];
+
+	/* Stays until the next OPEN: the peer may see CLOSED late, or not at all. */
+	if (step != VMLOOP_LIFE_FREE)
+		WRITE_ONCE(ours->reason, reason);
+	/* Pairs with see(): all that belongs to the step is there. */
+	virt_store_release(&ours->life, vmloop_life_go(&slot->life, step));
+	channel->rung = jiffies;
+	vmloop_bell_tell(channel, number);
+}
+
+/* Load the peer's word. False if it says what cannot be: the channel is broken. */
+static bool see(struct vmloop_channel *channel, u32 number)
+{
+	const struct vmloop_shm_entry *theirs =
+		vmloop_region_their_entry(&channel->region, number);
+	struct vmloop_slot *slot = &channel->slots[number];
+
+	/* Pairs with the release by which the peer takes a step. */
+	if (vmloop_life_see(&slot->life, virt_load_acquire(&theirs->life)) < 0) {
+		channel->broken = VMLOOP_BREAK_LANE;
+		return false;
+	}
+	WRITE_ONCE(slot->seen, slot->life.theirs);
+	return true;
+}
+
+/* Doorbells for the lane go to it, or to nobody. */
+static void events_to(struct vmloop_channel *channel, u32 number,
+		      struct vmloop_lane *lane)
+{
+	spin_lock_irq(&channel->event_lock);
+	if (channel->slots)
+		channel->slots[number].events = lane;
+	else
+		channel->only = lane;
+	spin_unlock_irq(&channel->event_lock);
+}
+
+/* The lane is ready, here: doorbells may come. */
+static void lane_enter(struct vmloop_lane *lane)
+{
+	struct vmloop_channel *channel = lane->channel;
+
+	list_add_tail(&lane->list, &channel->lanes);
+	if (channel->slots)
+		channel->slots[lane->number].lane = lane;
+	events_to(channel, lane->number, lane);
+}
+
+/* Making ----------------------------------------------------------------- */
+
+static struct vmloop_lane *lane_make(struct vmloop_channel *channel, u32 number,
+				     const struct vmloop_path *path)
+{
+	struct vmloop_lane *lane = kzalloc(sizeof(*lane), GFP_KERNEL);
+
+	if (!lane)
+		return NULL;
+	lane->channel = channel;
+	lane->peer = channel->peer;
+	lane->path = path;
+	lane->number = number;
+	spin_lock_init(&lane->tx_lock);
+	vmloop_stall_init(lane);
+	kref_init(&lane->refs);
+	lane->phase = VMLOOP_LANE_OPENING;
+	INIT_LIST_HEAD(&lane->list);
+	return lane;
+}
+
+/*
+ * Memory for our ring, of the size asked for or the largest that there is; that is
+ * never all of our data, for the sake of other lanes.
+ */
+static int ring_take(struct vmloop_channel *channel, u32 *size, u32 *offset)
+{
+	bool any = !*size;
+	int err;
+
+	if (any)
+		*size = rounddown_pow_of_two(min_t(u64, VMLOOP_RING_MAX,
+						   channel->region.tx_size) - 1);
+	do {
+		err = vmloop_area_take(&channel->area, *size, offset);
+		if (err != -ENOSPC || !any)
+			return err;
+		*size /= 2;
+	} while (*size >= VMLOOP_RING_MIN);
+	return err;
+}
+
+/* Describe our ring in our entry. It begins where the last one of the number ended. */
+static int ring_describe(struct vmloop_lane *lane,
+			 const struct vmloop_lane_ask *ask)
+{
+	struct vmloop_channel *channel = lane->channel;
+	struct vmloop_shm_entry *ours =
+		vmloop_region_our_entry(&channel->region, lane->number);
+	const struct vmloop_shm_entry *theirs =
+		vmloop_region_their_entry(&channel->region, lane->number);
+	struct vmloop_slot *slot = slot_of(lane);
+	u32 size = ask->ring_size;
+	int err;
+
+	err = ring_take(channel, &size, &lane->data);
+	if (err)
+		return err;
+	err = vmloop_ring_tx_init(&lane->tx, lane->path->grain,
+				  channel->region.tx_data + lane->data, size,
+				  vmloop_life_start(slot->tx_end), &ours->lane,
+				  &theirs->lane);
+	if (err) {
+		vmloop_area_give(&channel->area, lane->data);
+		return err;
+	}
+	WRITE_ONCE(ours->lane.ring_offset, lane->data);
+	WRITE_ONCE(ours->lane.ring_size, size);
+	WRITE_ONCE(ours->lane.kind, lane->path->kind);
+	WRITE_ONCE(ours->bell, 0);
+	WRITE_ONCE(ours->features, lane->path->features);
+	memcpy(ours->path, ask->say, sizeof(ours->path));
+	lane->priv = ask->priv;
+	return 0;
+}
+
+/* Check what the peer says of its ring, and begin to read it at @start. */
+static int ring_read(struct vmloop_lane *lane, u32 start)
+{
+	struct vmloop_region *region = &lane->channel->region;
+	struct vmloop_shm_entry *ours =
+		vmloop_region_our_entry(region, lane->number);
+	const struct vmloop_shm_entry *theirs =
+		vmloop_region_their_entry(region, lane->number);
+	u64 offset = READ_ONCE(theirs->lane.ring_offset);
+	u32 size = READ_ONCE(theirs->lane.ring_size);
+
+	if (READ_ONCE(theirs->lane.kind) != lane->path->kind ||
+	    !IS_ALIGNED(offset, VMLOOP_SHM_PAGE) ||
+	    offset > region->rx_size || size > region->rx_size - offset)
+		return -EPROTO;
+	/* The ring itself refuses sizes that are no power of two. */
+	return vmloop_ring_rx_init(&lane->rx, lane->path->grain,
+				   region->rx_data + offset, size, start,
+				   &ours->lane, &theirs->lane);
+}
+
+static void said(struct vmloop_lane *lane)
+{
+	const struct vmloop_shm_entry *theirs =
+		vmloop_region_their_entry(&lane->channel->region, lane->number);
+
+	/* Private copy: the peer may write to its own at any time. */
+	memcpy(lane->said, theirs->path, sizeof(lane->said));
+	barrier();
+	lane->features = READ_ONCE(theirs->features) & lane->path->features;
+}
+
+static void lane_up(struct vmloop_lane *lane)
+{
+	WRITE_ONCE(lane->phase, VMLOOP_LANE_UP);
+	lane->path->lane_up(lane);
+	if (lane->path->by_peer)
+		rcu_assign_pointer(lane->peer->up, lane);
+}
+
+/* The lane that a path has, of paths that have one for a peer. */
+static struct vmloop_lane *live_lane(const struct vmloop_channel *channel,
+				     const struct vmloop_path *path)
+{
+	struct vmloop_lane *lane;
+
+	list_for_each_entry(lane, &channel->lanes, list)
+		if (lane->path == path && lane->phase != VMLOOP_LANE_CLOSED)
+			return lane;
+	return NULL;
+}
+
+/**
+ * vmloop_channel_lane() - open a lane
+ * @channel: a channel that begins or is up; core mutex held
+ * @path: whose lane
+ * @ask: what it is to be
+ *
+ * The path's lane_open is called before this returns; lane_up when the peer has
+ * accepted it; lane_close and lane_ended if it is refused.
+ *
+ * Context: process context, from the path's channel_open or vmloop_channels_do().
+ * Return: the lane, which the path may use until its lane_close; or -ENOSPC: no
+ * number or no memory is free; -EOPNOTSUPP: the channel has no table of lanes;
+ * -ENOTCONN: it is ending; -EEXIST: the path has one for each peer, and that is
+ * there; -ENODEV: the path is not registered; or what its lane_open returned.
+ */
+struct vmloop_lane *vmloop_channel_lane(struct vmloop_channel *channel,
+					const struct vmloop_path *path,
+					const struct vmloop_lane_ask *ask)
+{
+	struct vmloop_lane *lane;
+	u32 number;
+	int err;
+
+	lockdep_assert_held(&vmloop_mutex);
+	if (!channel->slots)
+		return ERR_PTR(-EOPNOTSUPP);
+	if (channel->state == VMLOOP_CHANNEL_CLOSING)
+		return ERR_PTR(-ENOTCONN);
+	if (vmloop_path_find(path->kind) != path)
+		return ERR_PTR(-ENODEV);
+	if (path->by_peer && live_lane(channel, path))
+		return ERR_PTR(-EEXIST);
+	for (number = channel->link->side; number < channel->used; number += 2)
+		if (!channel->slots[number].lane &&
+		    vmloop_life_may(&channel->slots[number].life,
+				    VMLOOP_LIFE_OPEN))
+			break;
+	if (number >= channel->used)
+		return ERR_PTR(-ENOSPC);
+
+	lane = lane_make(channel, number, path);
+	if (!lane)
+		return ERR_PTR(-ENOMEM);
+	lane->opened = true;
+	err = ring_describe(lane, ask);
+	if (err)
+		goto err_ring;
+	err = path->lane_open(lane);
+	if (err)
+		goto err_open;
+	/* Where the peer will begin; it checks its first position against that. */
+	WRITE_ONCE(lane->tx.ours->rx_tail,
+		   vmloop_life_start(slot_of(lane)->rx_end));
+	lane_enter(lane);
+	go(channel, number, VMLOOP_LIFE_OPEN, VMLOOP_REASON_NONE);
+	return lane;
+
+err_open:
+	vmloop_area_give(&channel->area, lane->data);
+err_ring:
+	vmloop_lane_put(lane);
+	return ERR_PTR(err);
+}
+EXPORT_SYMBOL_GPL(vmloop_channel_lane);
+
+/*
+ * Whether a lane of a path that has one for a peer is not to be accepted. Both
+ * sides may have opened one: that of side 0 stays. A peer that opens one after the
+ * other costs us much, so it gets a few at once, and then one a second.
+ */
+static bool is_one_too_many(struct vmloop_channel *channel,
+			    const struct vmloop_path *path)
+{
+	const struct vmloop_lane *lane = live_lane(channel, path);
+	unsigned long seconds = (jiffies - channel->accept_at) / HZ;
+
+	if (lane && (!channel->link->side || lane->phase != VMLOOP_LANE_OPENING))
+		return true;
+	if (seconds) {
+		channel->accepts = min(channel->accepts + seconds, ACCEPTS_MAX);
+		channel->accept_at = jiffies;
+	}
+	if (!channel->accepts)
+		return true;
+	channel->accepts--;
+	return false;
+}
+
+/* The peer has opened a lane: accept it. Returns VMLOOP_REASON_*. */
+static u32 lane_accept(struct vmloop_channel *channel, u32 number)
+{
+	const struct vmloop_shm_entry *theirs =
+		vmloop_region_their_entry(&channel->region, number);
+	const struct vmloop_path *path;
+	struct vmloop_lane_ask ask = {};
+	struct vmloop_lane *lane;
+	u32 reason;
+
+	path = vmloop_path_find(READ_ONCE(theirs->lane.kind));
+	if (!path)
+		return VMLOOP_REASON_KIND;
+	if (path->by_peer && is_one_too_many(channel, path))
+		return VMLOOP_REASON_ROOM;
+	lane = lane_make(channel, number, path);
+	if (!lane)
+		return VMLOOP_REASON_ROOM;
+	said(lane);
+	/* Before OPEN: our position in its ring is where it begins. */
+	reason = VMLOOP_REASON_RING;
+	if (ring_read(lane, READ_ONCE(theirs->lane.tx_head)))
+		goto err_wanted;
+	if (path->lane_wanted) {
+		reason = path->lane_wanted(lane, &ask);
+		if (reason)
+			goto err_wanted;
+	}
+	reason = VMLOOP_REASON_ROOM;
+	if (ring_describe(lane, &ask))
+		goto err_wanted;
+	if (path->lane_open(lane))
+		goto err_ring;
+	lane_enter(lane);
+	go(channel, number, VMLOOP_LIFE_OPEN, VMLOOP_REASON_NONE);
+	lane_up(lane);
+	return VMLOOP_REASON_NONE;
+
+err_ring:
+	vmloop_area_give(&channel->area, lane->data);
+err_wanted:
+	vmloop_lane_put(lane);
+	return reason;
+}
+
+/* Closing ---------------------------------------------------------------- */
+
+/* No producer finds the lane any more; one may still be in it until RCU says. */
+static void lane_hide(struct vmloop_lane *lane)
+{
+	if (lane->path->by_peer &&
+	    rcu_access_pointer(lane->peer->up) == lane)
+		RCU_INIT_POINTER(lane->peer->up, NULL);
+	WRITE_ONCE(lane->phase, VMLOOP_LANE_HIDDEN);
+}
+
+/* No producer is in the lane any more. */
+static void lane_down(struct vmloop_lane *lane)
+{
+	lane->path->lane_down(lane);
+	vmloop_stall_stop(lane);
+	WRITE_ONCE(lane->phase, VMLOOP_LANE_CLOSING);
+}
+
+/* Its rings are touched no more. What the peer has not read stays where it is. */
+static void lane_close(struct vmloop_lane *lane)
+{
+	struct vmloop_channel *channel = lane->channel;
+
+	events_to(channel, lane->number, NULL);
+	lane->path->lane_close(lane);
+	WRITE_ONCE(lane->phase, VMLOOP_LANE_CLOSED);
+	/* The peer may read there until it has closed the lane, too. */
+	if (channel->slots)
+		vmloop_area_set_aside(&channel->area, lane->data);
+}
+
+/* The path learns what the peer has read; it has nothing to do with it any more. */
+static void tell_end(struct vmloop_lane *lane, u32 reason)
+{
+	if (lane->path && lane->path->lane_ended)
+		lane->path->lane_ended(lane, reason);
+	lane->path = NULL;
+}
+
+static void lane_end(struct vmloop_lane *lane, u32 reason)
+{
+	tell_end(lane, reason);
+	list_del(&lane->list);
+	if (lane->channel->slots)
+		lane->channel->slots[lane->number].lane = NULL;
+	lane->channel = NULL;
+	vmloop_lane_put(lane);
+}
+
+/* The peer is done with the lane, or refused it: its number is free again. */
+static void lane_finish(struct vmloop_lane *lane)
+{
+	struct vmloop_channel *channel = lane->channel;
+	const struct vmloop_shm_entry *theirs =
+		vmloop_region_their_entry(&channel->region, lane->number);
+	struct vmloop_slot *slot = slot_of(lane);
+	u32 number = lane->number;
+
+	slot->tx_end = lane->tx.published;
+	/* Whatever it says: a ring that begins elsewhere breaks the channel. */
+	slot->rx_end = READ_ONCE(theirs->lane.tx_head);
+	vmloop_area_give(&channel->area, lane->data);
+	lane_end(lane, READ_ONCE(theirs->reason));
+	go(channel, number, VMLOOP_LIFE_FREE, VMLOOP_REASON_NONE);
+}
+
+/* Produce nothing more; drain, and close when that is done. */
+static void lane_shut(struct vmloop_lane *lane, u32 reason)
+{
+	struct vmloop_channel *channel = lane->channel;
+
+	lane->reason = reason;
+	lane->deadline = jiffies + VMLOOP_DRAIN_TIME;
+	if (lane->phase == VMLOOP_LANE_UP) {
+		lane_hide(lane);
+		if (lane->path->by_peer)
+			synchronize_rcu_expedited();
+		lane_down(lane);
+		go(channel, lane->number, VMLOOP_LIFE_CLOSING, reason);
+	} else if (lane->phase == VMLOOP_LANE_OPENING) {
+		lane_close(lane);
+		go(channel, lane->number, VMLOOP_LIFE_CLOSED, reason);
+	}
+	set_bit(lane->number, channel->look);
+	vmloop_link_look(channel->link);
+}
+
+/**
+ * vmloop_lane_shut() - close a lane
+ * @lane: a lane that the path holds by vmloop_lane_get(), or that cannot end now;
+ *	one that has ended already is left as it is
+ * @reason: VMLOOP_REASON_NONE, or one from VMLOOP_REASON_PATH on, for the other
+ *	side's path
+ *
+ * The path's lane_down is called before this returns; lane_close when both sides
+ * have consumed what there is, or after VMLOOP_DRAIN_TIME; lane_ended when the
+ * other side is done with it.
+ *
+ * Context: process context, takes the core mutex.
+ */
+void vmloop_lane_shut(struct vmloop_lane *lane, u32 reason)
+{
+	mutex_lock(&vmloop_mutex);
+	if (lane->channel && lane->channel->state != VMLOOP_CHANNEL_CLOSING)
+		lane_shut(lane, reason);
+	mutex_unlock(&vmloop_mutex);
+}
+EXPORT_SYMBOL_GPL(vmloop_lane_shut);
+
+/* Whether both sides have consumed what there is. */
+static bool both_have_read(struct vmloop_lane *lane)
+{
+	bool drained;
+
+	spin_lock_bh(&lane->tx_lock);
+	drained = vmloop_ring_drained(&lane->tx);
+	spin_unlock_bh(&lane->tx_lock);
+	/* Only compared: is what they produced what we have consumed? */
+	return drained && READ_ONCE(lane->rx.theirs->tx_head) ==
+			  READ_ONCE(lane->rx.published);
+}
+
+static bool is_drained(struct vmloop_lane *lane)
+{
+	const struct vmloop_life *life = &slot_of(lane)->life;
+
+	if (vmloop_life_is_final(life) ||
+	    time_after_eq(jiffies, lane->deadline))
+		return true;
+	/* The peer must have stopped, or there may be more to consume. */
+	return vmloop_life_step(life->theirs) == VMLOOP_LIFE_CLOSING &&
+	       both_have_read(lane);
+}
+
+/* Looking ---------------------------------------------------------------- */
+
+/* A number without a lane: the peer may have opened, withdrawn or let go of one. */
+static void look_free(struct vmloop_channel *channel, u32 number)
+{
+	struct vmloop_slot *slot = &channel->slots[number];
+	u32 reason;
+
+	if (vmloop_life_may(&slot->life, VMLOOP_LIFE_FREE))
+		go(channel, number, VMLOOP_LIFE_FREE, VMLOOP_REASON_NONE);
+	if (slot->life.opens || !vmloop_life_may(&slot->life, VMLOOP_LIFE_OPEN))
+		return;
+	reason = lane_accept(channel, number);
+	if (reason)
+		go(channel, number, VMLOOP_LIFE_REFUSED, reason);
+}
+
+/* The peer accepted a lane of ours. False if it cannot be what it describes. */
+static bool accepted(struct vmloop_lane *lane)
+{
+	if (ring_read(lane, vmloop_life_start(slot_of(lane)->rx_end))) {
+		lane->channel->broken = VMLOOP_BREAK_LANE;
+		return false;
+	}
+	said(lane);
+	lane_up(lane);
+	return true;
+}
+
+static void lane_look(struct vmloop_lane *lane)
+{
+	struct vmloop_channel *channel = lane->channel;
+	const struct vmloop_life *life = &slot_of(lane)->life;
+
+	if (lane->phase == VMLOOP_LANE_OPENING) {
+		if (vmloop_life_may_consume(life)) {
+			if (!accepted(lane))
+				return;
+		} else if (vmloop_life_is_final(life)) {
+			lane_close(lane);
+			lane_finish(lane);
+			return;
+		}
+	}
+	if (lane->phase == VMLOOP_LANE_UP &&
+	    vmloop_life_may(life, VMLOOP_LIFE_CLOSING) &&
+	    vmloop_life_step(life->theirs) != VMLOOP_LIFE_OPEN)
+		lane_shut(lane, VMLOOP_REASON_NONE);
+	if (lane->phase == VMLOOP_LANE_CLOSING && is_drained(lane)) {
+		lane_close(lane);
+		go(channel, lane->number, VMLOOP_LIFE_CLOSED, lane->reason);
+	}
+	if (lane->phase == VMLOOP_LANE_CLOSED && vmloop_life_is_final(life))
+		lane_finish(lane);
+}
+
+/* When a lane is to be looked at again, whatever the peer does; 0 for never. */
+static unsigned long look_again(struct vmloop_lane *lane)
+{
+	switch (lane->phase) {
+	case VMLOOP_LANE_CLOSING:
+		return DRAIN_POLL;
+	case VMLOOP_LANE_OPENING:
+	case VMLOOP_LANE_CLOSED:
+		return ANSWER_POLL;
+	default:
+		return 0;
+	}
+}
+
+/* Have lanes that wait for something looked at again, the first one in time. */
+static void look_at_waiting(struct vmloop_channel *channel)
+{
+	unsigned long soonest = 0, delay;
+	struct vmloop_lane *lane;
+	bool unanswered = false;
+
+	list_for_each_entry(lane, &channel->lanes, list) {
+		delay = look_again(lane);
+		if (!delay)
+			continue;
+		set_bit(lane->number, channel->look);
+		unanswered |= delay == ANSWER_POLL;
+		if (!soonest || delay < soonest)
+			soonest = delay;
+	}
+	if (unanswered && time_after_eq(jiffies, channel->rung + ANSWER_POLL)) {
+		channel->rung = jiffies;
+		channel->link->ring(channel->link);
+	}
+	if (soonest)
+		vmloop_link_look_in(channel->link, soonest);
+}
+
+/**
+ * vmloop_lanes_look() - act upon what the peer has done to lanes
+ * @channel: a channel whose peer is READY, or has been
+ *
+ * A peer that does much has it done a part at a time.
+ *
+ * Context: core mutex held, may sleep.
+ */
+void vmloop_lanes_look(struct vmloop_channel *channel)
+{
+	unsigned int budget = LOOK_BUDGET;
+	struct vmloop_lane *lane;
+	u32 number;
+
+	lockdep_assert_held(&vmloop_mutex);
+	if (!channel->slots)
+		return;
+	for_each_set_bit(number, channel->look, channel->used) {
+		if (!budget--) {
+			vmloop_link_look(channel->link);
+			return;
+		}
+		clear_bit(number, channel->look);
+		/* Before the look: what comes during it is looked at again. */
+		smp_mb__after_atomic();
+		if (!see(channel, number))
+			return;
+		lane = channel->slots[number].lane;
+		if (lane)
+			lane_look(lane);
+		else
+			look_free(channel, number);
+		if (channel->broken)
+			return;
+	}
+	look_at_waiting(channel);
+}
+
+/**
+ * vmloop_lanes_want() - open lanes that paths should have and have not
+ * @channel: a channel that is up
+ *
+ * The peer may have refused them, for want of memory or of a module, or closed them.
+ * It is asked again, later and later.
+ *
+ * Context: core mutex held, may sleep.
+ */
+void vmloop_lanes_want(struct vmloop_channel *channel)
+{
+	const struct vmloop_path *path = vmloop_path_find(VMLOOP_LANE_PACKET);
+
+	if (!channel->slots || !path || !path->by_peer || !path->channel_open)
+		return;
+	if (live_lane(channel, path)) {
+		channel->want_delay = 0;
+		return;
+	}
+	if (!channel->want_delay) {
+		channel->want_delay = WANT_FIRST;
+		channel->want_at = jiffies + channel->want_delay;
+	} else if (time_after_eq(jiffies, channel->want_at)) {
+		path->channel_open(channel, channel->link->side, true);
+		channel->want_delay = min(2 * channel->want_delay, WANT_MAX);
+		channel->want_at = jiffies + channel->want_delay;
+	}
+	vmloop_link_look_in(channel->link,
+			    max_t(long, channel->want_at - jiffies, 1));
+}
+
+/**
+ * vmloop_lanes_answered() - whether the peer has answered for all lanes of ours
+ * @channel: the channel
+ *
+ * Context: core mutex held.
+ * Return: false while one waits to be accepted or refused.
+ */
+bool vmloop_lanes_answered(const struct vmloop_channel *channel)
+{
+	const struct vmloop_lane *lane;
+
+	list_for_each_entry(lane, &channel->lanes, list)
+		if (lane->phase == VMLOOP_LANE_OPENING)
+			return false;
+	return true;
+}
+
+/* The end of a channel --------------------------------------------------- */
+
+/**
+ * vmloop_lanes_down() - a channel ends: produce nothing more in any lane
+ * @channel: whose lanes; its state says that it is closing
+ *
+ * Waits once for all producers, however many lanes there are.
+ *
+ * Context: core mutex held, may sleep.
+ */
+void vmloop_lanes_down(struct vmloop_channel *channel)
+{
+	struct vmloop_lane *lane;
+
+	list_for_each_entry(lane, &channel->lanes, list)
+		if (lane->phase == VMLOOP_LANE_UP)
+			lane_hide(lane);
+	/*
+	 * No producer is left in a lane, and none sets the stall timer. Expedited,
+	 * here and elsewhere: a guest that is to be saved stands still until both
+	 * sides of all its channels are done.
+	 */
+	synchronize_rcu_expedited();
+	list_for_each_entry(lane, &channel->lanes, list)
+		if (lane->phase == VMLOOP_LANE_HIDDEN)
+			lane_down(lane);
+}
+
+/**
+ * vmloop_lanes_are_drained() - whether nothing is left in any lane, for either side
+ * @channel: whose lanes; the peer has stopped to produce
+ *
+ * Context: core mutex held.
+ */
+bool vmloop_lanes_are_drained(struct vmloop_channel *channel)
+{
+	struct vmloop_lane *lane;
+
+	list_for_each_entry(lane, &channel->lanes, list)
+		if (lane->phase == VMLOOP_LANE_CLOSING && !both_have_read(lane))
+			return false;
+	return true;
+}
+
+/**
+ * vmloop_lanes_close() - a channel ends: touch the rings of no lane any more
+ * @channel: whose lanes; no doorbell comes for it any more
+ *
+ * Context: core mutex held, may sleep.
+ */
+void vmloop_lanes_close(struct vmloop_channel *channel)
+{
+	struct vmloop_lane *lane;
+
+	list_for_each_entry(lane, &channel->lanes, list)
+		if (lane->phase != VMLOOP_LANE_CLOSED)
+			lane_close(lane);
+}
+
+/**
+ * vmloop_lanes_end() - a channel has ended: so have all its lanes
+ * @channel: whose lanes; its memory is still there
+ *
+ * Context: core mutex held, may sleep.
+ */
+void vmloop_lanes_end(struct vmloop_channel *channel)
+{
+	struct vmloop_lane *lane, *next;
+
+	list_for_each_entry_safe(lane, next, &channel->lanes, list)
+		lane_end(lane, VMLOOP_REASON_NONE);
+}
+
+/* Version 1 -------------------------------------------------------------- */
+
+/**
+ * vmloop_lane_only() - make the one lane of a channel of version 1
+ * @channel: the channel
+ * @path: whose lane
+ *
+ * Context: core mutex held, may sleep.
+ * Return: the lane, or NULL if there cannot be one.
+ */
+struct vmloop_lane *vmloop_lane_only(struct vmloop_channel *channel,
+				     const struct vmloop_path *path)
+{
+	struct vmloop_lane *lane = lane_make(channel, 0, path);
+
+	if (!lane)
+		return NULL;
+	if (vmloop_region_tx(&channel->region, 0, path->kind, &lane->tx) ||
+	    path->lane_open(lane)) {
+		vmloop_lane_put(lane);
+		return NULL;
+	}
+	lane_enter(lane);
+	return lane;
+}
+
+/**
+ * vmloop_lane_only_up() - the peer of a channel of version 1 is READY
+ * @channel: the channel
+ *
+ * Context: core mutex held, may sleep.
+ * Return: 0, or -EPROTO if the peer describes a lane that cannot be.
+ */
+int vmloop_lane_only_up(struct vmloop_channel *channel)
+{
+	struct vmloop_lane *lane =
+		list_first_entry(&channel->lanes, struct vmloop_lane, list);
+
+	if (vmloop_region_rx(&channel->region, 0, lane->path->kind, &lane->rx))
+		return -EPROTO;
+	lane->features = READ_ONCE(channel->region.theirs->features) &
+			 lane->path->features;
+	lane_up(lane);
+	return 0;
+}
+
+/* The lanes of one path -------------------------------------------------- */
+
+/**
+ * vmloop_lanes_have() - whether a channel has a lane of a path
+ * @channel: the channel
+ * @path: the path
+ *
+ * Context: core mutex held.
+ */
+bool vmloop_lanes_have(const struct vmloop_channel *channel,
+		       const struct vmloop_path *path)
+{
+	const struct vmloop_lane *lane;
+
+	list_for_each_entry(lane, &channel->lanes, list)
+		if (lane->path == path)
+			return true;
+	return false;
+}
+
+/**
+ * vmloop_lanes_are_used() - whether a channel has lanes that are not of packets
+ * @channel: the channel
+ *
+ * Their traffic is not counted, so as long as there are any the channel is in use.
+ *
+ * Context: core mutex held.
+ */
+bool vmloop_lanes_are_used(const struct vmloop_channel *channel)
+{
+	const struct vmloop_lane *lane;
+
+	list_for_each_entry(lane, &channel->lanes, list)
+		if (lane->path && !lane->path->by_peer &&
+		    lane->phase != VMLOOP_LANE_CLOSED)
+			return true;
+	return false;
+}
+
+/**
+ * vmloop_lanes_path_shut() - begin to close all lanes of a path
+ * @channel: a channel of version 2 that is not ending
+ * @path: the path, which is no longer found
+ *
+ * Context: core mutex held, may sleep.
+ */
+void vmloop_lanes_path_shut(struct vmloop_channel *channel,
+			    const struct vmloop_path *path)
+{
+	struct vmloop_lane *lane;
+
+	list_for_each_entry(lane, &channel->lanes, list)
+		if (lane->path == path)
+			lane_shut(lane, VMLOOP_REASON_KIND);
+}
+
+/**
+ * vmloop_lanes_path_gone() - wait until lanes that were shut are closed
+ * @channel: as for vmloop_lanes_path_shut(), called before
+ * @path: the path; none of its callbacks is called any more
+ *
+ * It does not wait until the peer is done with them as well: the path is told how
+ * far the peer is now.
+ *
+ * Context: core mutex held, may sleep for as long as draining takes.
+ */
+void vmloop_lanes_path_gone(struct vmloop_channel *channel,
+			    const struct vmloop_path *path)
+{
+	struct vmloop_lane *lane;
+
+	list_for_each_entry(lane, &channel->lanes, list) {
+		if (lane->path != path)
+			continue;
+		if (lane->phase != VMLOOP_LANE_CLOSED) {
+			while (see(channel, lane->number) && !is_drained(lane))
+				usleep_range(2000, 4000);
+			lane_close(lane);
+			go(channel, lane->number, VMLOOP_LIFE_CLOSED,
+			   lane->reason);
+		}
+		tell_end(lane, VMLOOP_REASON_NONE);
+		set_bit(lane->number, channel->look);
+	}
+	vmloop_link_look(channel->link);
+}
+
+/**
+ * vmloop_lanes_do() - call a function for each open lane of a path
+ * @path: the path
+ * @what: the function; core mutex held
+ * @data: handed to it
+ *
+ * Context: process context, takes the core mutex; RTNL may be held.
+ */
+void vmloop_lanes_do(const struct vmloop_path *path,
+		     void (*what)(struct vmloop_lane *lane, void *data),
+		     void *data)
+{
+	struct vmloop_channel *channel = NULL;
+	struct vmloop_lane *lane;
+
+	mutex_lock(&vmloop_mutex);
+	while ((channel = vmloop_channel_next(channel)))
+		list_for_each_entry(lane, &channel->lanes, list)
+			if (lane->path == path &&
+			    lane->phase != VMLOOP_LANE_CLOSED)
+				what(lane, data);
+	mutex_unlock(&vmloop_mutex);
+}
+EXPORT_SYMBOL_GPL(vmloop_lanes_do);
+
+/**
+ * vmloop_channel_do() - do something with the channel to a peer, if it is up
+ * @peer: the peer's identity
+ * @what: called under the core mutex
+ * @data: handed to it
+ *
+ * Context: process context, takes the core mutex.
+ * Return: 0; -ENOTCONN if there is no such channel; -EOPNOTSUPP if it has no table
+ * of lanes.
+ */
+int vmloop_channel_do(u64 peer,
+		      void (*what)(struct vmloop_channel *channel, void *data),
+		      void *data)
+{
+	struct vmloop_channel *channel = NULL;
+	int err = -ENOTCONN;
+
+	mutex_lock(&vmloop_mutex);
+	while ((channel = vmloop_channel_next(channel))) {
+		if (channel->peer->id != peer ||
+		    channel->state != VMLOOP_CHANNEL_UP)
+			continue;
+		err = channel->slots ? 0 : -EOPNOTSUPP;
+		if (!err)
+			what(channel, data);
+		break;
+	}
+	mutex_unlock(&vmloop_mutex);
+	return err;
+}
+EXPORT_SYMBOL_GPL(vmloop_channel_do);
