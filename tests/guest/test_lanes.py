@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Many lanes in one channel: the toy path (kernel/paths/toy/) over the loopback transport.
+
+Both ends are in one machine with several CPUs of its own: the lab's KVM host. The far end of each lane is an echo;
+`tools/toy.c` compares what comes back.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from vmlab import Lab
+
+from tests.guest.net import DROPS, TOOLS, build_tools, until
+from tests.guest.test_threads import Pair
+from tests.guest.veth import IP, TOPOLOGY, inside
+
+pytestmark = [pytest.mark.one_stage, pytest.mark.kvm_only]
+
+PEER = 2
+"""Identity of loopback0, as its other end sees it."""
+
+RING = 4096
+
+
+class Lanes(Pair):
+    """Two namespaces of one machine with a channel, and the toy path beside that of packets."""
+
+    def load(self) -> None:
+        """All modules."""
+        super().load()
+        self.host.run(["insmod", str(self.modules / "vmloop_toy.ko")])
+
+    def unload(self) -> None:
+        """All of them that are there."""
+        self.host.run("rmmod vmloop_toy", check=False)
+        super().unload()
+
+    def read(self) -> int:
+        """Bytes that the echoes have read."""
+        return int(self.host.run("cat /sys/module/vmloop_toy/parameters/bytes_read").out)
+
+    def toy(self, *words: object, timeout: float = 300) -> dict[str, Any]:
+        """What the program says at its end."""
+        result: dict[str, Any] = json.loads(self.host.run([str(TOOLS / "toy"), *map(str, words)], timeout=timeout).out)
+        return result
+
+    def memory(self) -> int:
+        """KiB that the kernel has allocated and cannot just take back."""
+        self.host.run("sync; echo 3 >/proc/sys/vm/drop_caches")
+        info = dict(line.split(":") for line in self.host.run("cat /proc/meminfo").out.splitlines())
+        return sum(int(info[name].split()[0]) for name in ("SUnreclaim", "VmallocUsed", "KernelStack", "Percpu"))
+
+
+@pytest.fixture
+def lanes(lab: Lab) -> Iterator[Lanes]:
+    """A channel with lanes of both paths."""
+    build_tools()
+    one = Lanes(lab.host)
+    try:
+        one.host.run(TOPOLOGY)
+        one.load()
+        one.bring_up()
+        yield one
+    finally:
+        one.unload()
+        one.host.run("ip netns del a; ip netns del b", check=False)
+
+
+@pytest.mark.main("lanes are opened and closed beside packets")
+@pytest.mark.parametrize("kind", ["bytes", "records"])
+def test_lanes_beside_packets(stage: str, lanes: Lanes, kind: str) -> None:
+    """Some lanes flow, others come and go, and packets too: all of it arrives as it was sent."""
+    host = lanes.host
+    before = lanes.peers()["loopback0"]["stats"]["tx_frames"]
+    with (
+        host.popen([str(TOOLS / "toy"), "flow", str(PEER), kind, str(4 * RING), "20", "10"]) as flow,
+        host.popen(inside("a", "ping", "-q", "-f", "-w", 10, IP[1])) as ping,
+    ):
+        churned = lanes.toy("churn", PEER, kind, RING, 500, 8)
+        assert flow.wait(120).code == 0
+        answer = ping.wait(30).out
+    assert churned["bytes"] > 0
+    sent, received = map(int, re.findall(r"(\d+) packets transmitted, (\d+) received", answer)[0])
+    assert received and sent - received <= 1, f"more than the one that was under way at the end: {answer}"
+    after = lanes.peers()["loopback0"]
+    assert after["state"] == "up" and after["stats"]["tx_frames"] > before
+    assert not any(after["stats"][name] for name in DROPS), after
+
+
+@pytest.mark.main("a lane that ended left something behind")
+def test_memory_is_flat(stage: str, lanes: Lanes) -> None:
+    """What a lane takes is given back when it has ended, however often."""
+    lanes.toy("churn", PEER, "bytes", RING, 1000, 8)
+    before = lanes.memory()
+    lanes.toy("churn", PEER, "bytes", RING, 10000, 8, timeout=600)
+    assert lanes.memory() - before < 1024, "KiB more than before"
+
+
+@pytest.mark.main("unread bytes were counted wrong at the end of a lane")
+@pytest.mark.parametrize("end", ["transport", "off", "broken"])
+def test_account(stage: str, lanes: Lanes, end: str) -> None:
+    """However a lane ends, its path learns what the peer has read: to the byte, if both ends close it."""
+    host = lanes.host
+    before = lanes.read()
+    with host.popen([str(TOOLS / "toy"), "hold", str(PEER), "bytes", str(RING), "50"]) as hold:
+        hold.wait_for("ready")
+        if end == "off":
+            host.run([str(TOOLS / "control"), "off"])
+        elif end == "transport":
+            host.run("rmmod vmloop_loopback")
+        else:
+            host.run("echo 1 >/sys/module/vmloop_loopback/parameters/spoil")
+        result = hold.wait(60)
+    assert result.code == 0, result.err
+    account = json.loads(result.out.splitlines()[-1])
+    assert account["unread"] > 0, account
+    # Whoever closed first reads no more: what comes back after that is lost, and was read.
+    assert account["came"] <= account["sent"] - account["unread"], account
+    read = lanes.read() - before
+    if end == "off":
+        assert read == account["sent"] - account["unread"], (read, account)
+    else:
+        # The opener does not wait for the other end, which goes on for a moment.
+        assert read >= account["sent"] - account["unread"], (read, account)
+
+
+def test_more_lanes_than_there_are(stage: str, lanes: Lanes) -> None:
+    """When numbers or memory are used up, lanes are refused, and those that are there go on."""
+    host = lanes.host
+    with host.popen([str(TOOLS / "toy"), "flow", str(PEER), "bytes", str(RING), "20", "10"]) as flow:
+        refused = host.run([str(TOOLS / "toy"), "hold", str(PEER), "bytes", str(RING), "400"], check=False)
+        assert refused.code == 1 and "no lane: No space left on device" in refused.err
+        assert flow.wait(60).code == 0
+    until(lambda: lanes.toy("churn", PEER, "bytes", RING, 100, 4)["bytes"] > 0, 10, "lanes are opened again")

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Many lanes between two guests: the toy path (kernel/paths/toy/), whose far end of each lane is an echo.
+
+What of it needs no second guest is in test_lanes.py.
+"""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.guest.net import DROPS, TOOLS, Net, at_once, until
+
+TOY = str(TOOLS / "toy")
+
+RING = 4096
+
+
+class Toy:
+    """g1, which opens lanes, and g2, which echoes."""
+
+    def __init__(self, net: Net, g1, g2) -> None:
+        self.net = net
+        self.g1 = g1
+        self.g2 = g2
+
+    @property
+    def peer(self) -> str:
+        """Identity of g2, as g1 knows it."""
+        return str(self.net.peers(self.g1)["g2"].peer["id"])
+
+    def words(self, *words: object) -> list[str]:
+        """The program with these words, the second of which is the peer."""
+        return [TOY, str(words[0]), self.peer, *map(str, words[1:])]
+
+    def read(self) -> int:
+        """Bytes that the echoes of g2 have read."""
+        return int(self.g2.run("cat /sys/module/vmloop_toy/parameters/bytes_read").out)
+
+    def run(self, *words: object) -> dict[str, float]:
+        """What it says at its end."""
+        out = self.g1.run(self.words(*words), timeout=300 * self.net.slow).out
+        return dict(json.loads(out))
+
+
+@pytest.fixture
+def toy(net: Net, g1, g2) -> Iterator[Toy]:
+    """A channel between g1 and g2, and the toy path in both."""
+    at_once(*(lambda guest=guest: guest.run("modprobe vmloop_toy") for guest in (g1, g2)))
+    try:
+        yield Toy(net, g1, g2)
+    finally:
+        for guest in (g1, g2):
+            guest.run("rmmod vmloop_toy", check=False)
+        net.recover(g1, g2)
+
+
+@pytest.mark.main("lanes of two paths share a channel's doorbell", on="both")
+def test_lanes_beside_packets(net: Net, toy: Toy) -> None:
+    """Some lanes flow, others come and go, and packets too: all of it arrives as it was sent."""
+    before = net.peers(toy.g1)["g2"]
+    with (
+        toy.g1.popen(toy.words("flow", "bytes", 4 * RING, 10, 8)) as flow,
+        toy.g1.popen(toy.words("flow", "records", 4 * RING, 10, 8)) as records,
+        net.transfer(toy.g1, toy.g2) as transfer,
+    ):
+        for kind in ("bytes", "records"):
+            assert toy.run("churn", kind, RING, 200, 8)["bytes"] > 0
+        for one in (flow, records):
+            assert one.wait(60 * net.slow).code == 0, one.err
+        transfer.finish()
+    after = net.peers(toy.g1)["g2"]
+    assert (after.state, after.tag) == ("up", before.tag)
+    assert after.stats["tx_bytes"] > before.stats["tx_bytes"]
+    assert not any(after.stats[name] != before.stats[name] for name in DROPS)
+
+
+@pytest.mark.main("unread bytes were counted wrong when a side went")
+@pytest.mark.parametrize("end", ["path", "off", "channel", "transport"])
+def test_account(net: Net, toy: Toy, end: str) -> None:
+    """However the lanes end, their opener learns what the peer has read, to the byte."""
+    before = toy.read()
+    with toy.g1.popen(toy.words("hold", "bytes", RING, 40)) as hold:
+        hold.wait_for("ready")
+        if end == "path":
+            toy.g2.run("rmmod vmloop_toy")
+        elif end == "off":
+            toy.g2.run(["/run/vmloop-test/control", "off"])
+        elif end == "channel":
+            net.command("close", "g1", "g2")
+        else:
+            toy.g2.run(["rmmod", net.transport])
+        result = hold.wait(30 * net.slow)
+    if end == "off":
+        toy.g2.run(["/run/vmloop-test/control", "on"])
+    elif end == "transport":
+        toy.g2.run(f"modprobe {net.transport}")
+    assert result.code == 0, result.err
+    account = json.loads(result.out.splitlines()[-1])
+    assert account["unread"] > 0, account
+    # Whoever closed first reads no more: what comes back after that is lost, and was read.
+    assert account["came"] <= account["sent"] - account["unread"], account
+    if end == "path":
+        assert account["came"] == account["sent"] - account["unread"], account
+    else:
+        assert toy.read() - before == account["sent"] - account["unread"], account
+
+
+@pytest.mark.main("a task that does not run held up the unplugging of a device")
+def test_stopped_program(net: Net, toy: Toy) -> None:
+    """A program that was stopped amid its reads and writes does not keep a channel."""
+    with toy.g1.popen(toy.words("flow", "bytes", 4 * RING, 20, 600)) as flow:
+        started = net.peers(toy.g1)["g2"].stats["tx_doorbells"]
+        until(
+            lambda: net.peers(toy.g1)["g2"].stats["tx_doorbells"] - started > 20, 10 * net.slow, "the lanes are in use"
+        )
+        toy.g1.run("pkill -STOP -x toy")
+        net.command("close", "g1", "g2")
+        until(lambda: net.channel_count(toy.g1) == 1, 10 * net.slow, "g1 has its channel to g3 only")
+        toy.g1.run("pkill -CONT -x toy")
+        assert flow.wait(20 * net.slow).code != 0, "the lanes have ended"
+    assert net.peers(toy.g1)["g2"].state != "broken"
+
+
+@pytest.mark.main("a guest with other modules than its peer had no channel", on="both")
+def test_peer_without_tables(net: Net, g1, g2) -> None:
+    """With modules that know one lane only a channel has one lane, of packets, and carries them as ever."""
+    net.unload(g2)
+    g2.run(f"modprobe vmloop tables=0 && modprobe -a {net.transport} vmloop_net", timeout=60 * net.slow)
+    try:
+        net.bring_up(g1, g2)
+        with net.carried(g1, g2):
+            g1.run(f"ping -c 10 -i 0.05 -q {g2.ip}")
+        with net.transfer(g2, g1) as transfer:
+            transfer.wait_bytes(20_000_000)
+            transfer.finish()
+        g1.run("modprobe vmloop_toy")
+        peer = str(net.peers(g1)["g2"].peer["id"])
+        refused = g1.run([TOY, "hold", peer, "bytes", str(RING), "1"], check=False)
+        assert refused.code == 1 and "no lane: Operation not supported" in refused.err, refused
+    finally:
+        g1.run("rmmod vmloop_toy", check=False)
+        net.unload(g2)
+        net.load(g2)
+    net.bring_up(g1, g2)

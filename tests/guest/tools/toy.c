@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * toy.c - uses lanes of the toy path (kernel/paths/toy/), whose other end is an echo.
+ *
+ *	toy churn PEER KIND RING COUNT THREADS	COUNT times: open a lane, have some
+ *						echoed, compare, close it
+ *	toy flow PEER KIND RING LANES SECONDS	has as much echoed as it can, in
+ *						each lane at the same time
+ *	toy hold PEER KIND RING LANES		fills lanes without reading, says
+ *						"ready", waits until they have ended,
+ *						and says how many bytes were sent,
+ *						counted as unread, and came back
+ *
+ * KIND is records or bytes, PEER an identity in decimal. Prints one line of JSON; what
+ * does not come back as it was sent ends the program with an error.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "tool.h"
+#include "vmloop_lanes.h"
+#include "../../../kernel/paths/toy/toy.h"
+
+#define THREADS_MAX	1024
+
+static struct vmloop_toy_open what;
+static double until;
+static unsigned long rounds;
+static unsigned long churned, echoed;
+
+static int open_lane(void)
+{
+	int fd = open("/dev/vmloop_toy", O_RDWR | O_CLOEXEC);
+
+	if (fd < 0)
+		fail("/dev/vmloop_toy: %s", strerror(errno));
+	if (ioctl(fd, VMLOOP_TOY_OPEN, &what))
+		fail("no lane: %s", strerror(errno));
+	return fd;
+}
+
+/* A chunk's bytes say which chunk of which thread it is. */
+static void fill(uint8_t *at, size_t size, uint64_t salt)
+{
+	uint64_t word = 0;
+	size_t n;
+
+	for (n = 0; n < size; n++) {
+		if (n % 8 == 0)
+			word = scatter(salt + n);
+		at[n] = (uint8_t)(word >> n % 8 * 8);
+	}
+}
+
+static void put_all(int fd, const uint8_t *from, size_t size)
+{
+	ssize_t now;
+
+	for (; size; size -= (size_t)now, from += now) {
+		now = write(fd, from, size);
+		if (now <= 0)
+			fail("write: %s", strerror(errno));
+	}
+}
+
+static void get_all(int fd, uint8_t *to, size_t size)
+{
+	ssize_t now;
+
+	for (; size; size -= (size_t)now, to += now) {
+		now = read(fd, to, size);
+		if (now <= 0)
+			fail("read: %s", now ? strerror(errno) : "the lane has ended");
+	}
+}
+
+/* Has some bytes echoed: what a ring can take, so that nobody waits for us. */
+static size_t echo(int fd, uint8_t *sent, uint8_t *came, uint64_t salt)
+{
+	size_t most = what.ring_size / 4 - sizeof(struct vmloop_shm_record);
+	size_t size = scatter(salt) % most + 1;
+
+	fill(sent, size, salt);
+	put_all(fd, sent, size);
+	get_all(fd, came, size);
+	if (memcmp(sent, came, size))
+		fail("%zu bytes did not come back as they were sent", size);
+	return size;
+}
+
+static void *churn(void *argument)
+{
+	uint64_t salt = scatter((uintptr_t)argument + 1);
+	uint8_t *sent = malloc(what.ring_size), *came = malloc(what.ring_size);
+	size_t bytes;
+	int fd;
+
+	while (__atomic_fetch_add(&churned, 1, __ATOMIC_RELAXED) < rounds) {
+		fd = open_lane();
+		bytes = echo(fd, sent, came, salt++);
+		close(fd);
+		__atomic_fetch_add(&echoed, bytes, __ATOMIC_RELAXED);
+	}
+	return NULL;
+}
+
+static void *flow(void *argument)
+{
+	uint64_t salt = scatter((uintptr_t)argument + 1);
+	uint8_t *sent = malloc(what.ring_size), *came = malloc(what.ring_size);
+	int fd = open_lane();
+	size_t bytes;
+
+	while (now() < until) {
+		bytes = echo(fd, sent, came, salt++);
+		__atomic_fetch_add(&echoed, bytes, __ATOMIC_RELAXED);
+	}
+	close(fd);
+	return NULL;
+}
+
+static void run(void *(*what_to_do)(void *), unsigned long threads)
+{
+	static pthread_t thread[THREADS_MAX];
+	pthread_attr_t attributes;
+	unsigned long n;
+
+	if (threads > THREADS_MAX)
+		fail("%d threads at most", THREADS_MAX);
+	pthread_attr_init(&attributes);
+	pthread_attr_setstacksize(&attributes, 64 << 10);
+	for (n = 0; n < threads; n++)
+		if (pthread_create(&thread[n], &attributes, what_to_do, (void *)n))
+			fail("no thread: %s", strerror(errno));
+	for (n = 0; n < threads; n++)
+		pthread_join(thread[n], NULL);
+}
+
+/* Fills a lane: neither end has room any more when this returns, or it has ended. */
+static uint64_t fill_lane(int fd, uint64_t salt)
+{
+	uint8_t chunk[1000];
+	uint64_t sent = 0;
+	ssize_t now;
+	int tries;
+
+	fcntl(fd, F_SETFL, O_NONBLOCK);
+	/* The echo makes room for a while: until its own ring is full. */
+	for (tries = 0; tries < 50; tries++) {
+		for (;;) {
+			fill(chunk, sizeof(chunk), salt + sent);
+			now = write(fd, chunk, sizeof(chunk));
+			if (now <= 0)
+				break;
+			sent += (uint64_t)now;
+			/* The rest of a chunk is said anew, as its own. */
+			tries = 0;
+		}
+		if (errno != EAGAIN)
+			break;
+		usleep(1000);
+	}
+	return sent;
+}
+
+/* All that came back, to the end. */
+static uint64_t drain_lane(int fd)
+{
+	uint8_t buffer[65536];
+	uint64_t came = 0;
+	ssize_t now;
+
+	fcntl(fd, F_SETFL, 0);
+	while ((now = read(fd, buffer, sizeof(buffer))) > 0)
+		came += (uint64_t)now;
+	if (now < 0)
+		fail("read: %s", strerror(errno));
+	return came;
+}
+
+static void hold(unsigned long lanes)
+{
+	struct vmloop_toy_state state;
+	static int fd[THREADS_MAX];
+	uint64_t sent = 0, unread = 0, came = 0;
+	unsigned long n;
+
+	if (lanes > THREADS_MAX)
+		fail("%d lanes at most", THREADS_MAX);
+	for (n = 0; n < lanes; n++)
+		fd[n] = open_lane();
+	for (n = 0; n < lanes; n++)
+		fill_lane(fd[n], n);
+	puts("ready");
+	fflush(stdout);
+	for (n = 0; n < lanes; n++) {
+		do {
+			if (ioctl(fd[n], VMLOOP_TOY_STATE, &state))
+				fail("state: %s", strerror(errno));
+			if (!state.ended)
+				usleep(2000);
+		} while (!state.ended);
+		sent += state.sent;
+		unread += state.unread;
+		came += drain_lane(fd[n]);
+	}
+	printf("{\"lanes\": %lu, \"sent\": %" PRIu64 ", \"unread\": %" PRIu64, lanes, sent, unread);
+	printf(", \"came\": %" PRIu64 "}\n", came);
+}
+
+int main(int argc, char **argv)
+{
+	double began = now();
+	unsigned long lanes;
+
+	if (argc < 6)
+		fail("usage: toy churn PEER KIND RING COUNT THREADS | flow PEER KIND RING LANES SECONDS | hold PEER KIND RING LANES");
+	what.peer = strtoull(argv[2], NULL, 10);
+	what.kind = strcmp(argv[3], "bytes") ? VMLOOP_LANE_TOY_RECORDS : VMLOOP_LANE_TOY_BYTES;
+	what.ring_size = (uint32_t)strtoul(argv[4], NULL, 10);
+	lanes = strtoul(argv[5], NULL, 10);
+	if (!strcmp(argv[1], "churn") && argc == 7) {
+		rounds = lanes;
+		run(churn, strtoul(argv[6], NULL, 10));
+	} else if (!strcmp(argv[1], "flow") && argc == 7) {
+		until = now() + strtod(argv[6], NULL);
+		run(flow, lanes);
+	} else if (!strcmp(argv[1], "hold") && argc == 6) {
+		hold(lanes);
+	} else {
+		fail("no such command: %s", argv[1]);
+	}
+	if (strcmp(argv[1], "hold"))
+		printf("{\"lanes\": %lu, \"bytes\": %lu, \"seconds\": %.3f}\n", lanes, echoed,
+		       now() - began);
+	return 0;
+}
