@@ -12,6 +12,7 @@ use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::LinkExtentMask;
 use rtnetlink::{IpVersion, MulticastGroup};
+use rustix::io::Errno;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, error, info, warn};
@@ -58,14 +59,33 @@ pub async fn read(handle: &rtnetlink::Handle) -> Result<Links, rtnetlink::Error>
         links.take_qdisc(&message);
     }
     for family in [IpVersion::V4, IpVersion::V6] {
-        let mut dump = handle.rule().get(family).execute();
-        while let Some(message) = dump.try_next().await? {
-            if links.filters.routing.is_none() {
-                links.filters.routing = routes::unusual(&message);
-            }
+        match routing(handle, family).await {
+            Ok(unusual) => links.filters.routing = links.filters.routing.or(unusual),
+            Err(error) if is_unknown(&error) => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(links)
+}
+
+/// A rule of routing that the kernel does not have by itself.
+async fn routing(
+    handle: &rtnetlink::Handle,
+    family: IpVersion,
+) -> Result<Option<String>, rtnetlink::Error> {
+    let mut dump = handle.rule().get(family).execute();
+    let mut found = None;
+    while let Some(message) = dump.try_next().await? {
+        found = found.or_else(|| routes::unusual(&message));
+    }
+    Ok(found)
+}
+
+/// Whether an error says that this kernel has no such rules, as where IPv6 is off.
+fn is_unknown(error: &rtnetlink::Error) -> bool {
+    let rtnetlink::Error::NetlinkError(message) = error else { return false };
+    let code = -message.raw_code();
+    [Errno::AFNOSUPPORT, Errno::OPNOTSUPP].iter().any(|one| one.raw_os_error() == code)
 }
 
 /// Whether an event is about the host's routes.

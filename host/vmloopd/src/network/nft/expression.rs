@@ -93,7 +93,9 @@ fn step(name: &str, data: &[u8], loaded: &mut Loaded) -> Option<Step> {
         _ => *loaded = None,
     }
     match name {
-        "immediate" if get(1) == Some(VERDICT) => verdict(find(data, 2)?),
+        "immediate" if get(1) == Some(VERDICT) => {
+            verdict(find(data, 2).unwrap_or_default()).or_else(|| harm("decide"))
+        }
         "immediate" => None,
         "ct" if find(data, 4).is_some() => None,
         // A map may hold any verdict.
@@ -104,7 +106,8 @@ fn step(name: &str, data: &[u8], loaded: &mut Loaded) -> Option<Step> {
         "ct" | "lookup" | "bitwise" | "byteorder" | "range" | "fib" | "rt" | "socket" | "osf"
         | "tunnel" | "xfrm" | "numgen" | "hash" | "limit" | "quota" | "connlimit" | "dynset"
         | "inner" | "flow_offload" => Some(Step::Maybe),
-        "match" => (find(data, 1).map(text)? != "comment").then_some(Step::Maybe),
+        "match" if find(data, 1).map(text).as_deref() == Some("comment") => None,
+        "match" => Some(Step::Maybe),
         "target" => {
             let target = find(data, 1).map(text).unwrap_or_default();
             if HARMLESS_TARGETS.contains(&target.as_str()) {
