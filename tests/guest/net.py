@@ -213,6 +213,11 @@ class Net:
                 return dict(one)
         return {}
 
+    def explained(self, a: Guest, b: Guest) -> dict[str, str]:
+        """Why two guests have no channel, by the code of each reason: the filter's text, or the reason's."""
+        found = json.loads(self.command("explain", a.name, b.name, "--json").out)["reasons"]
+        return {one["code"]: one.get("filter", {}).get("text", one["why"]) for one in found}
+
     def prepare_host(self) -> None:
         """Copies, so that who builds meanwhile changes nothing under us."""
         programs = shlex.join([str(BIN / "vmloopd"), str(BIN / "vmloop"), str(TOOLS / "frozen")])

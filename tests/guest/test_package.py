@@ -185,9 +185,10 @@ def test_restart_and_reload(service: Host, g1: Guest, g2: Guest) -> None:
     assert daemon(service) != before
     until(lambda: channel_state(service) == "up", 60, "the channel is taken over")
     check_traffic(service, g1, g2)
-    service.run("echo 'default = \"deny\"' >>/etc/vmloop/policy.toml && systemctl reload vmloopd")
+    change = "sed -i 's/^default = .*/default = \"%s\"/' /etc/vmloop/policy.toml && systemctl reload vmloopd"
+    service.run(change % "deny")
     until(lambda: channel_state(service) == "", 30, "the policy is in force")
-    service.run("sed -i '$d' /etc/vmloop/policy.toml && systemctl reload vmloopd")
+    service.run(change % "same-bridge")
     bring_up(service, g1, g2)
 
 

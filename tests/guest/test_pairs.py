@@ -130,12 +130,6 @@ def blocked(net, name="g1"):
     return next(one for one in net.listing()["guests"] if one["name"] == name)["nics"][0]["blocked"]
 
 
-def explained(net, a, b):
-    """Why two guests have no channel, by code: the filter's text, or the reason's."""
-    found = json.loads(net.command("explain", a.name, b.name, "--json").out)["reasons"]
-    return {one["code"]: one.get("filter", {}).get("text", one["why"]) for one in found}
-
-
 def check_filter(net, g1, g2, come, go, what):
     """A channel goes when a filter comes, and returns when it goes, unless the policy ignores filters."""
     assert blocked(net) == ""
@@ -145,7 +139,7 @@ def check_filter(net, g1, g2, come, go, what):
             net.wait_state(guest, peer, "gone")
         assert what in blocked(net) and 'filters = "ignore"' in blocked(net)
         assert what in net.command("ls").out, "people are told as well"
-        assert what in explained(net, g2, g1)["filter"]
+        assert what in net.explained(g2, g1)["filter"]
         assert what in net.command("explain", "g1", "g2").out
         until(lambda: not net.channel_count(g1), 10 * net.slow, "g1 has no channel")
         net.set_policy("idle_ms = 0\nfilters = 'ignore'\n")
@@ -158,7 +152,7 @@ def check_filter(net, g1, g2, come, go, what):
     net.bring_up(g1, g2)
     with net.carried(g1, g2):
         g1.run(f"ping -c 3 -i 0.05 -q {g2.ip}")
-    assert explained(net, g1, g2) == {}
+    assert net.explained(g1, g2) == {}
 
 
 @pytest.mark.kvm_only
@@ -227,8 +221,8 @@ table bridge dormant {{
         net.wait_state(g2, g3, "gone")
         net.wait_state(g3, g2, "gone")
         assert blocked(net, "g1") == blocked(net, "g2") == ""
-        assert "bridge table harmless, chain f" in explained(net, g3, g2)["filter"]
-        assert explained(net, g1, g2) == explained(net, g1, g3) == {}
+        assert "bridge table harmless, chain f" in net.explained(g3, g2)["filter"]
+        assert net.explained(g1, g2) == net.explained(g1, g3) == {}
         net.bring_up(g1, g3)
         with net.carried(g1, g2):
             g1.run(f"ping -c 3 -i 0.05 -q {g2.ip}")
@@ -246,7 +240,7 @@ def test_isolated_ports(net, g1, g2, g3):
     try:
         for guest, peer in ((g1, g2), (g2, g1)):
             net.wait_state(guest, peer, "gone")
-        assert set(taps) <= set(explained(net, g1, g2)["isolated"].split())
+        assert set(taps) <= set(net.explained(g1, g2)["isolated"].split())
         net.bring_up(g1, g3)
         net.bring_up(g2, g3)
     finally:

@@ -180,6 +180,51 @@ def test_guests_in_two_subnets(net, g1, g2, r4):
     g1.run(f"ping -c 2 -W 5 -i 0.2 -q {r4.ip}")
 
 
+# How it comes to the host as the router, how it goes, and what is said of it.
+FILTERS = {
+    "chain": (
+        "nft 'add table ip f; add chain ip f c { type filter hook forward priority 0; };"
+        " add rule ip f c iifname docker0 drop; add rule ip f c oifname br4 udp dport 9 drop'",
+        "nft delete table ip f",
+        "ip table f, chain c",
+    ),
+    "translation": (
+        "nft 'add table ip f; add chain ip f c { type nat hook postrouting priority 100; };"
+        " add rule ip f c ip saddr 192.0.2.0/24 masquerade'",
+        "nft delete table ip f",
+        "ip table f, chain c",
+    ),
+    "rule": (
+        "ip rule add from 192.0.2.1 lookup main priority 100",
+        "ip rule del priority 100",
+        "ip rule show priority 100",
+    ),
+    "bridge": (
+        "tc qdisc add dev br4 root tbf rate 1gbit burst 100kb latency 50ms",
+        "tc qdisc del dev br4 root",
+        "br4 has a qdisc that may shape",
+    ),
+}
+
+
+@pytest.mark.kvm_only
+@pytest.mark.parametrize("name", FILTERS)
+def test_filters_of_the_router(net, g1, g2, r4, name):
+    """What the host has for packets that it forwards ends the channel of a routed pair, and no other."""
+    come, go, what = FILTERS[name]
+    go_routed(net, g1, r4)
+    tag = net.peers(g1)["g2"].tag
+    assert net.explained(g1, r4) == {}
+    net.host.run(come)
+    try:
+        until(lambda: not net.channel_count(r4), 10 * net.slow, "r4 has no channel")
+        assert what in net.explained(g1, r4)["filter"]
+        assert net.explained(g1, g2) == {} and net.peers(g1)["g2"].tag == tag
+    finally:
+        net.host.run(go)
+    go_routed(net, g1, r4)
+
+
 @pytest.mark.kvm_only
 def test_forged_addresses(net, g1, g2, r4):
     """A peer sends from its own addresses only, and to ours only; the rest is dropped and counted."""
