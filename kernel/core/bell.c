@@ -92,7 +92,7 @@ static bool lane_event(struct vmloop_channel *channel, u32 number)
  */
 void vmloop_bell_take(struct vmloop_channel *channel)
 {
-	u32 group, number, used;
+	u32 group, number;
 	unsigned long flags;
 	bool look = false;
 	u64 groups, lanes;
@@ -103,14 +103,17 @@ void vmloop_bell_take(struct vmloop_channel *channel)
 			channel->only->path->lane_event(channel->only);
 		goto out;
 	}
-	used = READ_ONCE(channel->used);
 	groups = vmloop_news_groups(&channel->news_rx);
 	for (; groups; groups &= groups - 1) {
 		group = __ffs64(groups);
 		lanes = vmloop_news_lanes(&channel->news_rx, group);
 		for (; lanes; lanes &= lanes - 1) {
 			number = group * VMLOOP_NEWS_BITS + __ffs64(lanes);
-			if (number < used)
+			/*
+			 * Not of those in use only: a peer that has met us before
+			 * we met it may tell of more than we know of yet.
+			 */
+			if (number < channel->region.lanes)
 				look |= lane_event(channel, number);
 		}
 	}

@@ -135,18 +135,18 @@ static bool channel_meet(struct vmloop_channel *channel)
 	u32 used;
 
 	if (READ_ONCE(theirs->major) != channel->region.major) {
-		channel->broken = VMLOOP_BREAK_VERSION;
+		WRITE_ONCE(channel->broken, VMLOOP_BREAK_VERSION);
 		return false;
 	}
 	if (!channel->slots) {
 		if (!vmloop_lane_only_up(channel))
 			return true;
-		channel->broken = VMLOOP_BREAK_LANE;
+		WRITE_ONCE(channel->broken, VMLOOP_BREAK_LANE);
 		return false;
 	}
 	used = READ_ONCE(vmloop_region_their_table(&channel->region)->lanes);
 	if (used < 2 || used % 2) {
-		channel->broken = VMLOOP_BREAK_LANE;
+		WRITE_ONCE(channel->broken, VMLOOP_BREAK_LANE);
 		return false;
 	}
 	WRITE_ONCE(channel->used, min(used, channel->region.lanes));
@@ -235,7 +235,7 @@ static void channel_end(struct vmloop_channel *channel)
 	link->ring(link);
 	vmloop_lanes_end(channel);
 
-	broken = channel->broken;
+	broken = READ_ONCE(channel->broken);
 	peer->channel = NULL;
 	peer->attempts = 0;
 	clear_bit(0, &peer->wanted);

@@ -38,6 +38,9 @@
 #define VMLOOP_BREAK_RETRY_MAX	(300 * HZ)
 #define VMLOOP_BREAK_FORGOTTEN	(600 * HZ)
 
+/* Lanes that a peer may open one right after the other, of paths that have one. */
+#define VMLOOP_ACCEPTS_MAX	8UL
+
 /* Interfaces of peers that one transport's directory may hold. */
 #define VMLOOP_DIRECTORY_MAX	4096
 

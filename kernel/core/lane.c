@@ -32,9 +32,6 @@
 #define WANT_FIRST	HZ
 #define WANT_MAX	(64UL * HZ)
 
-/* Lanes that a peer may open one right after the other, of paths that have one. */
-#define ACCEPTS_MAX	8UL
-
 /* The data path ---------------------------------------------------------- */
 
 /**
@@ -165,7 +162,7 @@ static bool see(struct vmloop_channel *channel, u32 number)
 
 	/* Pairs with the release by which the peer takes a step. */
 	if (vmloop_life_see(&slot->life, virt_load_acquire(&theirs->life)) < 0) {
-		channel->broken = VMLOOP_BREAK_LANE;
+		WRITE_ONCE(channel->broken, VMLOOP_BREAK_LANE);
 		return false;
 	}
 	WRITE_ONCE(slot->seen, slot->life.theirs);
@@ -332,9 +329,10 @@ static struct vmloop_lane *live_lane(const struct vmloop_channel *channel,
  * The path's lane_open is called before this returns; lane_up when the peer has
  * accepted it; lane_close and lane_ended if it is refused.
  *
- * Context: process context, from the path's channel_open or vmloop_channels_do().
+ * Context: process context, from the path's channel_open or vmloop_channel_do().
  * Return: the lane, which the path may use until its lane_close; or -ENOSPC: no
- * number or no memory is free; -EOPNOTSUPP: the channel has no table of lanes;
+ * number or no memory is free; -EBUSY: the peer has not let go of most of our
+ * memory; -EINVAL: the ring's size is none; -EOPNOTSUPP: the channel has no table of lanes;
  * -ENOTCONN: it is ending; -EEXIST: the path has one for each peer, and that is
  * there; -ENODEV: the path is not registered; or what its lane_open returned.
  */
@@ -402,7 +400,8 @@ static bool is_one_too_many(struct vmloop_channel *channel,
 	if (lane && (!channel->link->side || lane->phase != VMLOOP_LANE_OPENING))
 		return true;
 	if (seconds) {
-		channel->accepts = min(channel->accepts + seconds, ACCEPTS_MAX);
+		channel->accepts = min(channel->accepts + seconds,
+				       VMLOOP_ACCEPTS_MAX);
 		channel->accept_at = jiffies;
 	}
 	if (!channel->accepts)
@@ -528,6 +527,9 @@ static void lane_shut(struct vmloop_lane *lane, u32 reason)
 {
 	struct vmloop_channel *channel = lane->channel;
 
+	/* Once is enough: the first reason and the first deadline hold. */
+	if (lane->phase != VMLOOP_LANE_OPENING && lane->phase != VMLOOP_LANE_UP)
+		return;
 	lane->reason = reason;
 	lane->deadline = jiffies + VMLOOP_DRAIN_TIME;
 	if (lane->phase == VMLOOP_LANE_UP) {
@@ -536,7 +538,7 @@ static void lane_shut(struct vmloop_lane *lane, u32 reason)
 			synchronize_rcu_expedited();
 		lane_down(lane);
 		go(channel, lane->number, VMLOOP_LIFE_CLOSING, reason);
-	} else if (lane->phase == VMLOOP_LANE_OPENING) {
+	} else {
 		lane_close(lane);
 		go(channel, lane->number, VMLOOP_LIFE_CLOSED, reason);
 	}
@@ -612,7 +614,7 @@ static void look_free(struct vmloop_channel *channel, u32 number)
 static bool accepted(struct vmloop_lane *lane)
 {
 	if (ring_read(lane, vmloop_life_start(slot_of(lane)->rx_end))) {
-		lane->channel->broken = VMLOOP_BREAK_LANE;
+		WRITE_ONCE(lane->channel->broken, VMLOOP_BREAK_LANE);
 		return false;
 	}
 	said(lane);
@@ -717,7 +719,7 @@ void vmloop_lanes_look(struct vmloop_channel *channel)
 			lane_look(lane);
 		else
 			look_free(channel, number);
-		if (channel->broken)
+		if (READ_ONCE(channel->broken))
 			return;
 	}
 	look_at_waiting(channel);
@@ -735,13 +737,16 @@ void vmloop_lanes_look(struct vmloop_channel *channel)
 void vmloop_lanes_want(struct vmloop_channel *channel)
 {
 	const struct vmloop_path *path = vmloop_path_find(VMLOOP_LANE_PACKET);
+	const struct vmloop_lane *lane;
 
 	if (!channel->slots || !path || !path->by_peer || !path->channel_open)
 		return;
-	if (live_lane(channel, path)) {
+	lane = live_lane(channel, path);
+	/* One that may yet be refused does not end the waiting. */
+	if (lane && lane->phase == VMLOOP_LANE_UP)
 		channel->want_delay = 0;
+	if (lane)
 		return;
-	}
 	if (!channel->want_delay) {
 		channel->want_delay = WANT_FIRST;
 		channel->want_at = jiffies + channel->want_delay;

@@ -59,7 +59,7 @@ int vmloop_table_make(struct vmloop_channel *channel)
 	/* Until the peer has said how many it uses: it has these for certain. */
 	channel->used = 2;
 	channel->rung = jiffies;
-	channel->accepts = 1;
-	channel->accept_at = jiffies - 8 * HZ;
+	channel->accepts = VMLOOP_ACCEPTS_MAX;
+	channel->accept_at = jiffies;
 	return 0;
 }

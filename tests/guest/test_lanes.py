@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from vmlab import Lab
 
-from tests.guest.net import DROPS, TOOLS, build_tools, until
-from tests.guest.test_threads import Pair
-from tests.guest.veth import IP, TOPOLOGY, inside
+from tests.guest.net import DROPS, TOOLS, until
+from tests.guest.pair import Pair, standing
+from tests.guest.veth import IP, inside
 
 pytestmark = [pytest.mark.one_stage, pytest.mark.kvm_only]
 
@@ -57,16 +57,8 @@ class Lanes(Pair):
 @pytest.fixture
 def lanes(lab: Lab) -> Iterator[Lanes]:
     """A channel with lanes of both paths."""
-    build_tools()
-    one = Lanes(lab.host)
-    try:
-        one.host.run(TOPOLOGY)
-        one.load()
-        one.bring_up()
+    with standing(Lanes(lab.host)) as one:
         yield one
-    finally:
-        one.unload()
-        one.host.run("ip netns del a; ip netns del b", check=False)
 
 
 @pytest.mark.main("lanes are opened and closed beside packets")

@@ -5,73 +5,27 @@ Both ends of a channel over the loopback transport are in it, as in test_loopbac
 and producers are on whatever CPU they happen to be, and meet as they seldom do in guests that share two CPUs.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
-from vmlab import Host, Lab, paths
+from vmlab import Lab
 from vmlab.process import Process
 
-from tests.guest.net import DROPS, TOOLS, Transfer, build_tools, until
-from tests.guest.veth import IP, MAC, NAMES, TOPOLOGY, inside
+from tests.guest.net import DROPS, TOOLS, Transfer, until
+from tests.guest.pair import Pair, standing
+from tests.guest.veth import IP, inside
 
 pytestmark = [pytest.mark.one_stage, pytest.mark.kvm_only]
-
-
-class Pair:
-    """Two namespaces of one machine that have a channel."""
-
-    def __init__(self, host: Host) -> None:
-        self.host = host
-        self.modules = paths.OUT / "modules" / host.run(["uname", "-r"]).out.strip()
-
-    def load(self) -> None:
-        """All modules."""
-        for words in ("vmloop", "vmloop_net", f"vmloop_loopback interfaces={','.join(MAC)}"):
-            name, _, options = words.partition(" ")
-            self.host.run(["insmod", str(self.modules / f"{name}.ko"), *options.split()])
-            if name == "vmloop_net":
-                self.host.run(NAMES)
-
-    def unload(self) -> None:
-        """All of them that are there."""
-        self.host.run("rmmod vmloop_loopback; rmmod vmloop_net; rmmod vmloop", check=False)
-
-    def peers(self) -> dict[str, dict[str, Any]]:
-        """What the modules say of both."""
-        found = json.loads(self.host.run([str(TOOLS / "control"), "peers"]).out)
-        return {one["name"]: one for one in found}
-
-    def states(self) -> set[str]:
-        """The states of both ends: one, mostly."""
-        return {str(one["state"]) for one in self.peers().values()}
-
-    def bring_up(self) -> None:
-        """Have a channel."""
-
-        def is_up() -> bool:
-            self.host.run(inside("a", "ping", "-c", 1, "-W", 1, "-q", IP[1]), check=False)
-            return self.states() == {"up"}
-
-        until(is_up, 10, "the loopback channel")
 
 
 @pytest.fixture
 def pair(lab: Lab) -> Iterator[Pair]:
     """Two namespaces of the host with a channel."""
-    build_tools()
-    one = Pair(lab.host)
-    try:
-        one.host.run(TOPOLOGY)
-        one.load()
-        one.bring_up()
+    with standing(Pair(lab.host)) as one:
         yield one
-    finally:
-        one.unload()
-        one.host.run("ip netns del a; ip netns del b", check=False)
 
 
 @pytest.mark.main("what only several CPUs show: a lane's NAPI on one after the other")

@@ -143,3 +143,22 @@ def test_peer_without_tables(net: Net, g1, g2) -> None:
         net.unload(g2)
         net.load(g2)
     net.bring_up(g1, g2)
+
+
+@pytest.mark.main("a packet lane did not come back while another path kept the channel")
+def test_packets_come_back(net: Net, toy: Toy) -> None:
+    """The module of packets goes and comes in one guest; the channel stays, as the toy path has a use for it."""
+    tag = net.peers(toy.g1)["g2"].tag
+    with toy.g1.popen(toy.words("hold", "bytes", RING, 4)) as hold:
+        hold.wait_for("ready")
+        toy.g2.run("rmmod vmloop_net")
+        toy.g1.run(f"ping -c 3 -i 0.05 -q {toy.g2.ip}")
+        assert net.peers(toy.g1)["g2"].peer["ring_size"] == 0, "no lane of packets is left"
+        toy.g2.run("modprobe vmloop_net")
+        until(lambda: net.peers(toy.g1)["g2"].peer["ring_size"], 10 * net.slow, "a lane of packets is there again")
+        with net.carried(toy.g1, toy.g2):
+            toy.g1.run(f"ping -c 10 -i 0.05 -q {toy.g2.ip}")
+        assert hold.poll() is None, "the other lanes have ended"
+        hold.terminate()
+        hold.wait(20 * net.slow)
+    assert net.peers(toy.g1)["g2"].tag == tag

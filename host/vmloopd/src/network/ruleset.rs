@@ -11,6 +11,21 @@ use vmloop_api::Filter;
 
 /// Length of an interface's name in the kernel, its zero included.
 pub const NAME_MAX: usize = 16;
+/// Targets of iptables and ebtables that let a frame as it is.
+pub const HARMLESS_TARGETS: [&str; 12] = [
+    "LOG",
+    "NFLOG",
+    "ULOG",
+    "MARK",
+    "CONNMARK",
+    "CT",
+    "NOTRACK",
+    "TRACE",
+    "AUDIT",
+    "SECMARK",
+    "CONNSECMARK",
+    "CLASSIFY",
+];
 /// Chains that may call each other: the kernel's own bound is 16.
 const DEPTH: usize = 16;
 

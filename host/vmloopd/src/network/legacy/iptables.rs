@@ -8,7 +8,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::blob::{Blob, nonsense};
-use crate::network::ruleset::{Base, Chain, Family, NAME_MAX, Pattern, Rule, Step, Which};
+use crate::network::ruleset::{
+    Base, Chain, Family, HARMLESS_TARGETS, NAME_MAX, Pattern, Rule, Step, Which,
+};
 
 /// Hooks, by the kernel's numbers, and what iptables calls their chains.
 const HOOKS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
@@ -21,21 +23,6 @@ const GOTO: u8 = 2;
 /// Conditions on names hold where the names do not fit (`IPT_INV_VIA_IN`, `_OUT`).
 const NOT_IN: u8 = 1;
 const NOT_OUT: u8 = 2;
-/// Targets that let a frame as it is.
-const HARMLESS: [&str; 12] = [
-    "LOG",
-    "NFLOG",
-    "ULOG",
-    "MARK",
-    "CONNMARK",
-    "CT",
-    "NOTRACK",
-    "TRACE",
-    "AUDIT",
-    "SECMARK",
-    "CONNSECMARK",
-    "CLASSIFY",
-];
 
 /// Where in an entry things are: it begins with what is compared.
 struct Layout {
@@ -205,7 +192,7 @@ fn entry(
                 Some(if goes { Step::Goto(name) } else { Step::Jump(name) })
             }
         });
-    } else if !HARMLESS.contains(&name.as_str()) {
+    } else if !HARMLESS_TARGETS.contains(&name.as_str()) {
         steps.push(Step::Harm(name.to_lowercase()));
     }
     Ok(Entry::Rule(Rule { handle: 0, steps }))

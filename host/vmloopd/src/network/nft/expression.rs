@@ -2,7 +2,7 @@
 //! What the expressions of a rule of nftables do to a frame.
 
 use super::attribute::{attributes, find, number, text};
-use crate::network::ruleset::{NAME_MAX, Pattern, Step, Which};
+use crate::network::ruleset::{HARMLESS_TARGETS, NAME_MAX, Pattern, Step, Which};
 
 /// The register that holds a verdict (`NFT_REG_VERDICT`).
 const VERDICT: u32 = 0;
@@ -21,21 +21,6 @@ const HARMLESS_KEYS: [u32; 4] = [3, 2, 13, 14];
 const NOTING_OBJECTS: [u32; 5] = [1, 3, 7, 8, 9];
 /// Kinds of objects that are conditions: quota, limit, limit of connections.
 const DECIDING_OBJECTS: [u32; 3] = [2, 4, 5];
-/// Targets of iptables and ebtables that let a frame as it is.
-const HARMLESS_TARGETS: [&str; 12] = [
-    "LOG",
-    "NFLOG",
-    "ULOG",
-    "MARK",
-    "CONNMARK",
-    "CT",
-    "NOTRACK",
-    "TRACE",
-    "AUDIT",
-    "SECMARK",
-    "CONNSECMARK",
-    "CLASSIFY",
-];
 
 /// A register that holds the name of an interface: where its memory begins, in units
 /// of 4 bytes.
