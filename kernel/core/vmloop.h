@@ -19,7 +19,7 @@
  * what is one module's own:
  *
  *   path_mutex		path.c: which paths there are
- *   a transport's own	ivshmem: handle_mutex; loopback: loopback_mutex
+ *   a transport's own	loopback: loopback_mutex
  *   RTNL
  *   net_rwsem		the list of network namespaces; read
  *   vmloop_mutex	the core mutex: all that changes state

@@ -3,10 +3,11 @@
  * control.c - talks to the host agent over the control device.
  * docs/protocol.md, section 6.
  *
- * Owns the control device that is in use: the one that came last. What comes over
- * others is not listened to any more: one agent at a time says who is here. Messages
- * are sent from anywhere under @control_lock, which nests inside the core
- * mutex; they are received in a work, which takes the core mutex.
+ * Owns the control device: the first that comes, until it goes. Another one is
+ * refused meanwhile, as one agent at a time says who is here; spare.c has it bound
+ * when the first one is gone. Messages are sent from anywhere under @control_lock,
+ * which nests inside the core mutex; they are received in a work, which takes the
+ * core mutex.
  */
 #include <linux/random.h>
 #include <linux/slab.h>
@@ -32,6 +33,7 @@
  * @tx: what we produce; under @control_lock
  * @rx: what the agent produces; used by @work
  * @incarnation: what the agent must echo
+ * @started: all of the above is set; a doorbell that rings before does nothing
  * @open: the agent has echoed; written by @work under @control_lock
  * @work: receives
  */
@@ -41,15 +43,13 @@ struct ivshmem_control {
 	struct vmloop_ring_tx tx;
 	struct vmloop_ring_rx rx;
 	u64 incarnation;
+	bool started;
 	bool open;
 	struct work_struct work;
 };
 
 static DEFINE_SPINLOCK(control_lock);
 static struct ivshmem_control *current_control;	/* under @control_lock */
-
-/* One message at a time, of the device in use; outside of the core mutex. */
-static DEFINE_MUTEX(handle_mutex);
 
 /* Sending ---------------------------------------------------------------- */
 
@@ -214,16 +214,6 @@ static void handle(u16 type, u32 size, const union message *message)
 	}
 }
 
-static bool is_current(const struct ivshmem_control *control)
-{
-	bool is;
-
-	spin_lock_bh(&control_lock);
-	is = control == current_control;
-	spin_unlock_bh(&control_lock);
-	return is;
-}
-
 /* Returns whether there may be more to read. */
 static bool receive(struct ivshmem_control *control)
 {
@@ -248,14 +238,7 @@ static bool receive(struct ivshmem_control *control)
 		vmloop_ring_release(&control->rx);
 		if (vmloop_ring_consume_publish(&control->rx))
 			ivshmem_ring(control->device);
-		/*
-		 * Two devices have two works: what one says of a directory must
-		 * not come between what the other one does.
-		 */
-		mutex_lock(&handle_mutex);
-		if (is_current(control))
-			handle(record.type, record.size, &message);
-		mutex_unlock(&handle_mutex);
+		handle(record.type, record.size, &message);
 	}
 	return !vmloop_ring_sleep(&control->rx) && !control->rx.broken;
 }
@@ -298,16 +281,64 @@ static void event(struct ivshmem_device *device)
 {
 	struct ivshmem_control *control = device->priv;
 
-	queue_work(system_highpri_wq, &control->work);
+	/* Pairs with the release in ivshmem_control_start(). */
+	if (smp_load_acquire(&control->started))
+		queue_work(system_highpri_wq, &control->work);
 }
 
 /* Coming and going ------------------------------------------------------- */
+
+/* Makes it the one in use, if none is. Returns 0 or -EBUSY. */
+static int claim(struct ivshmem_control *control)
+{
+	struct pci_dev *pdev = control->device->pdev;
+	char used[32] = "";
+	bool is_free;
+
+	spin_lock_bh(&control_lock);
+	if (current_control)
+		strscpy(used, pci_name(current_control->device->pdev),
+			sizeof(used));
+	else
+		current_control = control;
+	spin_unlock_bh(&control_lock);
+	if (!used[0])
+		return 0;
+
+	pci_err(pdev,
+		"a second control device is not used: unplug %s if its agent is gone, else this one\n",
+		used);
+	ivshmem_spare_keep(pdev);
+	/* The other one may have gone before this one was kept. */
+	spin_lock_bh(&control_lock);
+	is_free = !current_control;
+	spin_unlock_bh(&control_lock);
+	if (is_free)
+		ivshmem_spare_try();
+	return -EBUSY;
+}
+
+/* Sends nothing over it any more; another one may come. */
+static void let_go(struct ivshmem_control *control)
+{
+	bool was_current;
+
+	spin_lock_bh(&control_lock);
+	was_current = current_control == control;
+	if (was_current)
+		current_control = NULL;
+	spin_unlock_bh(&control_lock);
+	if (was_current)
+		ivshmem_spare_try();
+}
 
 /**
  * ivshmem_control_add() - prepare a control device
  * @device: mapped, without interrupt so far
  *
- * Return: 0 or a negative errno; device->priv is the caller's to free.
+ * Return: 0, and then ivshmem_control_start() or ivshmem_control_cancel() must
+ * follow; -EBUSY if there is another one; or another negative errno.
+ * device->priv is the caller's to free.
  */
 int ivshmem_control_add(struct ivshmem_device *device)
 {
@@ -324,10 +355,24 @@ int ivshmem_control_add(struct ivshmem_device *device)
 		return err;
 	}
 	control->device = device;
+	err = claim(control);
+	if (err) {
+		kfree(control);
+		return err;
+	}
 	INIT_WORK(&control->work, control_work);
 	device->priv = control;
 	device->event = event;
 	return 0;
+}
+
+/**
+ * ivshmem_control_cancel() - do not use a control device after all
+ * @device: prepared, without interrupt
+ */
+void ivshmem_control_cancel(struct ivshmem_device *device)
+{
+	let_go(device->priv);
 }
 
 /**
@@ -346,8 +391,11 @@ void ivshmem_control_start(struct ivshmem_device *device)
 			 READ_ONCE(control->region.theirs->incarnation));
 
 	if (vmloop_region_tx(&control->region, 0, VMLOOP_LANE_CONTROL,
-			     &control->tx))
-		return;	/* too small for a ring: no agent of ours made it */
+			     &control->tx)) {
+		/* Too small for a ring: no agent of ours made it. */
+		let_go(control);
+		return;
+	}
 	WRITE_ONCE(ours->lane[0].rx_tail, 0);
 	WRITE_ONCE(ours->lane[0].rx_wake, 0);
 	WRITE_ONCE(ours->major, VMLOOP_SHM_MAJOR);
@@ -360,10 +408,8 @@ void ivshmem_control_start(struct ivshmem_device *device)
 	/* Pairs with the agent's acquire: all else is set. */
 	virt_store_release(&ours->state, VMLOOP_SIDE_READY);
 
-	spin_lock_bh(&control_lock);
-	current_control = control;
-	spin_unlock_bh(&control_lock);
-
+	/* Pairs with the acquire in event(). */
+	smp_store_release(&control->started, true);
 	ivshmem_ring(device);
 	queue_work(system_highpri_wq, &control->work);
 	ivshmem_look(LOOK_FOR_CHANNEL);
@@ -373,25 +419,25 @@ void ivshmem_control_start(struct ivshmem_device *device)
  * ivshmem_control_remove() - a control device goes away
  * @device: started before, its interrupt freed
  *
- * Channels stay as they are; another control device may be there already.
+ * Channels stay as they are. Another control device may come from then on.
  */
 void ivshmem_control_remove(struct ivshmem_device *device)
 {
 	struct ivshmem_control *control = device->priv;
 	bool was_current;
 
+	/* What this one has said is carried out before another one says anything. */
+	cancel_work_sync(&control->work);
 	spin_lock_bh(&control_lock);
 	was_current = current_control == control;
-	if (was_current)
-		current_control = NULL;
 	spin_unlock_bh(&control_lock);
+	if (was_current)
+		vmloop_agent_gone(&ivshmem_transport);
+	let_go(control);
 
-	cancel_work_sync(&control->work);
 	/* Nothing is written to the region after this. */
 	virt_store_release(&control->region.ours->state, VMLOOP_SIDE_CLOSED);
 	ivshmem_ring(device);
-	if (was_current) {
-		vmloop_agent_gone(&ivshmem_transport);
+	if (was_current)
 		ivshmem_look(LOOK_FOR_CONTROL);
-	}
 }

@@ -54,6 +54,7 @@ extern struct vmloop_transport ivshmem_transport;
 /* control.c; process context, like probe and remove */
 extern const struct vmloop_transport_ops ivshmem_transport_ops;
 int ivshmem_control_add(struct ivshmem_device *device);
+void ivshmem_control_cancel(struct ivshmem_device *device);
 void ivshmem_control_start(struct ivshmem_device *device);
 void ivshmem_control_remove(struct ivshmem_device *device);
 
@@ -61,6 +62,11 @@ void ivshmem_control_remove(struct ivshmem_device *device);
 int ivshmem_channel_add(struct ivshmem_device *device);
 int ivshmem_channel_start(struct ivshmem_device *device);
 void ivshmem_channel_remove(struct ivshmem_device *device);
+
+/* spare.c; process context */
+void ivshmem_spare_keep(struct pci_dev *pdev);
+void ivshmem_spare_try(void);
+void ivshmem_spare_end(void);
 
 /* look.c */
 void ivshmem_look(unsigned int seconds);

@@ -116,6 +116,8 @@ err_start:
 err_irq:
 	pci_free_irq_vectors(pdev);
 err_vectors:
+	if (is_control(device))
+		ivshmem_control_cancel(device);
 	kfree(device->priv);
 	return err;
 }
@@ -218,6 +220,7 @@ static int __init ivshmem_init(void)
 
 static void __exit ivshmem_exit(void)
 {
+	ivshmem_spare_end();
 	pci_unregister_driver(&driver);
 	vmloop_transport_unregister(&ivshmem_transport);
 	ivshmem_look_end();
