@@ -22,7 +22,8 @@
 #define VMLOOP_LANES_MAX	4096	/* entries of one side's table */
 #define VMLOOP_TABLE_ENTRIES	4096	/* where they begin, from the table's start */
 
-/* vmloop_shm_lane.kind; VMLOOP_LANE_PACKET is 1, and no other path has a kind yet */
+/* vmloop_shm_lane.kind; VMLOOP_LANE_PACKET is 1 */
+#define VMLOOP_LANE_STREAM	2	/* the byte stream of a TCP connection */
 #define VMLOOP_LANE_TOY_RECORDS	6	/* the path of the tests: an echo of records */
 #define VMLOOP_LANE_TOY_BYTES	7	/* the same of bytes */
 

@@ -16,6 +16,7 @@
 #include <linux/slab.h>
 #include <linux/virtio_net.h>
 #include <net/page_pool/helpers.h>
+#include <net/sock.h>
 
 #ifdef HAVE_NET_IPV6_STUBS_H
 #include <net/ipv6_stubs.h>
@@ -116,5 +117,77 @@ static inline bool compat_others_wait(void)
 #endif
 	return need_resched();
 }
+
+/* recvmsg() of a protocol, for one that has no use for an address. */
+#ifdef HAVE_RECVMSG_ADDR_LEN
+static inline int compat_recvmsg(const struct proto *base, struct sock *sk,
+				 struct msghdr *msg, size_t size, int flags)
+{
+	int unused;
+
+	return base->recvmsg(sk, msg, size, flags, &unused);
+}
+#else
+static inline int compat_recvmsg(const struct proto *base, struct sock *sk,
+				 struct msghdr *msg, size_t size, int flags)
+{
+	return base->recvmsg(sk, msg, size, flags);
+}
+#endif
+
+/* ioctl() of a protocol: an answer in the caller's memory, or in ours. */
+#ifdef HAVE_SK_IOCTL
+#define COMPAT_IOCTL_ARG	int *
+static inline int compat_ioctl_answer(int *arg, int *answer)
+{
+	*answer = *arg;
+	return 0;
+}
+
+static inline int compat_ioctl_set_answer(int *arg, int answer)
+{
+	*arg = answer;
+	return 0;
+}
+#else
+#define COMPAT_IOCTL_ARG	unsigned long
+static inline int compat_ioctl_answer(unsigned long arg, int *answer)
+{
+	return get_user(*answer, (int __user *)arg);
+}
+
+static inline int compat_ioctl_set_answer(unsigned long arg, int answer)
+{
+	return put_user(answer, (int __user *)arg);
+}
+#endif
+
+/* accept() of socket->ops, without waiting: its last arguments are one now. */
+#ifdef HAVE_PROTO_ACCEPT_ARG
+static inline int compat_accept(const struct proto_ops *base, struct socket *sock,
+				struct socket *newsock,
+				struct proto_accept_arg *arg)
+{
+	int flags = arg->flags;
+	int err;
+
+	arg->flags |= O_NONBLOCK;
+	err = base->accept(sock, newsock, arg);
+	arg->flags = flags;
+	return err;
+}
+#else
+struct proto_accept_arg {
+	int flags;
+	bool kern;
+};
+
+static inline int compat_accept(const struct proto_ops *base, struct socket *sock,
+				struct socket *newsock,
+				struct proto_accept_arg *arg)
+{
+	return base->accept(sock, newsock, arg->flags | O_NONBLOCK, arg->kern);
+}
+#endif
 
 #endif /* VMLOOP_COMPAT_H */

@@ -348,6 +348,18 @@ out:
 }
 
 /**
+ * vmloop_peer_id() - a peer's identity, as vmloop_channel_do() wants it
+ * @peer: the peer
+ *
+ * Context: any.
+ */
+u64 vmloop_peer_id(const struct vmloop_peer *peer)
+{
+	return peer->id;
+}
+EXPORT_SYMBOL_GPL(vmloop_peer_id);
+
+/**
  * vmloop_peer_want() - there is a frame for a peer, and no channel
  * @peer: the peer
  *

@@ -1,0 +1,564 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * calls.c - the calls of a socket that was taken over: those that we answer ourselves,
+ * or have to know of. All others are the kernel's.
+ *
+ * Each call that may sleep is counted by stream_users, so that the module is not
+ * unloaded under it. What a lane cannot carry is TCP's: the stream goes back first.
+ *
+ * Contexts: process context, but for is_readable() and memory_is_free(), which poll()
+ * and TCP call in any, and destroy(), which may be called in softirq.
+ */
+#include <asm/ioctls.h>
+#include <linux/sched/signal.h>
+#include <linux/skmsg.h>
+#include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <linux/uio.h>
+#include <net/tcp.h>
+
+#include "stream.h"
+#include "compat.h"
+
+/* How long a call waits for a stream to be TCP's alone. */
+#define GIVE_TIME	(5 * HZ)
+
+static unsigned int family_of(const struct sock *sk)
+{
+	return sk->sk_family == AF_INET6;
+}
+
+static const struct proto *base_of(const struct sock *sk)
+{
+	return stream_base[family_of(sk)];
+}
+
+static const struct proto_ops *base_ops_of(const struct sock *sk)
+{
+	return stream_base_ops[family_of(sk)];
+}
+
+/**
+ * stream_make_anew() - have a system call made anew, since it is not ours any more
+ *
+ * As after a signal, but there is none.
+ *
+ * Return: what the call has to return.
+ */
+int stream_make_anew(void)
+{
+	set_tsk_thread_flag(current, TIF_SIGPENDING);
+	return -ERESTARTNOINTR;
+}
+
+/*
+ * Have a socket be TCP's alone, for good. Takes a round trip to the peer if it has a
+ * lane. Returns 0 or a negative errno.
+ */
+static int give_back(struct stream *stream)
+{
+	unsigned long until = jiffies + GIVE_TIME;
+	struct sock *sk = stream->sk;
+
+	set_bit(STREAM_GIVEN_BACK, &stream->flags);
+	for (;;) {
+		stream_leave(stream);
+		stream_get_over(stream);
+		lock_sock(sk);
+		if (stream_is_plain(stream)) {
+			stream_release(stream);
+			release_sock(sk);
+			return 0;
+		}
+		release_sock(sk);
+		if (time_after(jiffies, until))
+			return -EBUSY;
+		if (schedule_timeout_interruptible(1) && signal_pending(current))
+			return -ERESTARTSYS;
+	}
+}
+
+/* Sending and receiving --------------------------------------------------- */
+
+static int call_sendmsg(struct sock *sk, struct msghdr *msg, size_t size)
+{
+	int users = srcu_read_lock(&stream_users);
+	struct stream *stream = stream_get(sk);
+	int done;
+
+	if (stream) {
+		done = stream_send(stream, msg, size);
+		stream_put(stream);
+	} else if (stream_is_ours(sk)) {
+		done = -ENOTCONN;	/* destroyed meanwhile */
+	} else {
+		done = stream_make_anew();
+	}
+	srcu_read_unlock(&stream_users, users);
+	return done;
+}
+
+static int do_recvmsg(struct sock *sk, struct msghdr *msg, size_t size, int flags)
+{
+	int users = srcu_read_lock(&stream_users);
+	struct stream *stream = stream_get(sk);
+	int done;
+
+	if (stream && (flags & (MSG_ERRQUEUE | MSG_OOB))) {
+		/* Neither sleeps, nor is what a lane carries. */
+		done = compat_recvmsg(base_of(sk), sk, msg, size,
+				      flags | MSG_DONTWAIT);
+	} else if (stream) {
+		done = stream_receive(stream, msg, size, flags);
+	} else if (stream_is_ours(sk)) {
+		done = -ENOTCONN;
+	} else {
+		done = stream_make_anew();
+	}
+	if (stream)
+		stream_put(stream);
+	srcu_read_unlock(&stream_users, users);
+	return done;
+}
+
+#ifdef HAVE_RECVMSG_ADDR_LEN
+static int call_recvmsg(struct sock *sk, struct msghdr *msg, size_t size, int flags,
+			int *addr_len)
+#else
+static int call_recvmsg(struct sock *sk, struct msghdr *msg, size_t size, int flags)
+#endif
+{
+	return do_recvmsg(sk, msg, size, flags);
+}
+
+#ifdef HAVE_SOCK_NO_SENDPAGE
+/* Before MSG_SPLICE_PAGES. A lane copies, and so does this. */
+static int call_sendpage(struct sock *sk, struct page *page, int offset, size_t size,
+			 int flags)
+{
+	struct msghdr msg = { .msg_flags = flags & ~MSG_SENDPAGE_NOTLAST };
+	struct bio_vec part = {
+		.bv_page = page,
+		.bv_offset = offset,
+		.bv_len = size,
+	};
+
+	if (flags & MSG_SENDPAGE_NOTLAST)
+		msg.msg_flags |= MSG_MORE;
+	iov_iter_bvec(&msg.msg_iter, ITER_SOURCE, &part, 1, size);
+	return call_sendmsg(sk, &msg, size);
+}
+#endif
+
+/* Readiness --------------------------------------------------------------- */
+
+/* Bytes to be read that are not TCP's, by a look at positions that move. */
+static u32 readable_bytes(struct stream *stream)
+{
+	const struct vmloop_lane *lane = stream->lane;
+	u32 bytes;
+
+	lockdep_assert_held(&stream->lane_lock);
+	bytes = READ_ONCE(stream->rest_size) - READ_ONCE(stream->rest_at);
+	if (lane)
+		bytes += min(READ_ONCE(lane->rx.theirs->tx_head) -
+				     READ_ONCE(lane->rx.tail),
+			     lane->rx.size);
+	return bytes;
+}
+
+static bool call_is_readable(struct sock *sk)
+{
+	struct stream *stream = stream_get(sk);
+	bool readable = false;
+
+	if (!stream)
+		return false;
+	WRITE_ONCE(stream->polled, true);
+	if (READ_ONCE(stream->heard)) {
+		spin_lock_bh(&stream->lane_lock);
+		readable = readable_bytes(stream) >=
+			   max(READ_ONCE(sk->sk_rcvlowat), 1);
+		spin_unlock_bh(&stream->lane_lock);
+	}
+	stream_put(stream);
+	return readable;
+}
+
+/* Whether the ring has a quarter free, by a look at positions that move. */
+static bool has_room(struct stream *stream)
+{
+	const struct vmloop_lane *lane;
+	bool room = false;
+
+	spin_lock_bh(&stream->lane_lock);
+	lane = stream->lane;
+	if (lane)
+		room = READ_ONCE(lane->tx.head) -
+			       READ_ONCE(lane->tx.theirs->rx_tail) <=
+		       lane->tx.size - lane->tx.size / 4;
+	spin_unlock_bh(&stream->lane_lock);
+	return room;
+}
+
+static bool call_memory_is_free(const struct sock *sk, int wake)
+{
+	struct stream *stream = stream_get(sk);
+	const struct proto *base = base_of(sk);
+	bool is_free;
+
+	if (!stream || READ_ONCE(stream->tx) == STREAM_TX_TCP ||
+	    READ_ONCE(stream->by_work))
+		is_free = !base->stream_memory_free ||
+			  base->stream_memory_free(sk, wake);
+	else
+		is_free = READ_ONCE(stream->tx) == STREAM_TX_RING &&
+			  has_room(stream);
+	if (stream)
+		stream_put(stream);
+	return is_free;
+}
+
+/* What is asked of a socket ----------------------------------------------- */
+
+/* Bytes of the application's that are with us: to be read, to be taken by the peer. */
+static void count_bytes(struct stream *stream, int *in, int *out)
+{
+	const struct vmloop_lane *lane;
+	u32 before;
+
+	spin_lock_bh(&stream->lane_lock);
+	lane = stream->lane;
+	if (READ_ONCE(stream->heard)) {
+		before = READ_ONCE(stream->seq) -
+			 READ_ONCE(tcp_sk(stream->sk)->copied_seq);
+		*in = min_t(u32, *in, before) + readable_bytes(stream);
+	}
+	if (lane && READ_ONCE(stream->tx) == STREAM_TX_RING)
+		*out += min(READ_ONCE(lane->tx.head) -
+				    READ_ONCE(lane->tx.theirs->rx_tail),
+			    lane->tx.size);
+	spin_unlock_bh(&stream->lane_lock);
+}
+
+static int call_ioctl(struct sock *sk, int cmd, COMPAT_IOCTL_ARG arg)
+{
+	struct stream *stream;
+	int in, out, err;
+
+	if (cmd != SIOCINQ && cmd != SIOCOUTQ && cmd != SIOCOUTQNSD)
+		return base_of(sk)->ioctl(sk, cmd, arg);
+	err = base_of(sk)->ioctl(sk, cmd, arg);
+	stream = err ? NULL : stream_get(sk);
+	if (!stream)
+		return err;
+	err = compat_ioctl_answer(arg, &in);
+	out = in;
+	if (!err) {
+		count_bytes(stream, &in, &out);
+		err = compat_ioctl_set_answer(arg, cmd == SIOCINQ ? in : out);
+	}
+	stream_put(stream);
+	return err;
+}
+
+/* Whether an option makes another socket of it. */
+static bool is_for_tcp_alone(int level, int name)
+{
+	if (level == SOL_IPV6)
+		return name == IPV6_ADDRFORM;
+	if (level != SOL_TCP)
+		return false;
+	switch (name) {
+	case TCP_ULP:
+	case TCP_REPAIR:
+	case TCP_MD5SIG:
+	case TCP_MD5SIG_EXT:
+	case TCP_INQ:
+#ifdef TCP_AO_ADD_KEY
+	case TCP_AO_ADD_KEY:
+#endif
+		return true;
+	default:
+		return false;
+	}
+}
+
+static int call_setsockopt(struct sock *sk, int level, int name, sockptr_t value,
+			   unsigned int size)
+{
+	int users = srcu_read_lock(&stream_users);
+	struct stream *stream = stream_get(sk);
+	int err = 0;
+
+	if (stream && is_for_tcp_alone(level, name))
+		err = give_back(stream);
+	if (!err)
+		err = base_of(sk)->setsockopt(sk, level, name, value, size);
+	if (stream)
+		stream_put(stream);
+	srcu_read_unlock(&stream_users, users);
+	return err;
+}
+
+#ifdef CONFIG_BPF_SYSCALL
+/* A sockmap takes the socket over. What it has saved of ours is the kernel's. */
+static int call_psock_update(struct sock *sk, struct sk_psock *psock, bool restore)
+{
+	struct stream *stream = stream_get(sk);
+	const struct proto *base = base_of(sk);
+
+	if (stream) {
+		set_bit(STREAM_STAYS, &stream->flags);
+		/* Nothing can be waited for here. */
+		if (!stream_is_plain(stream) ||
+		    test_bit(STREAM_WANTED, &stream->flags)) {
+			stream_put(stream);
+			return -EBUSY;
+		}
+		stream_release(stream);
+		stream_put(stream);
+	}
+	psock->sk_proto = (struct proto *)base;
+	psock->saved_unhash = base->unhash;
+	psock->saved_destroy = base->destroy;
+	psock->saved_close = base->close;
+	return base->psock_update_sk_prot(sk, psock, restore);
+}
+#endif
+
+/* The end ------------------------------------------------------------------ */
+
+/* Whether the application has not read all that has come by a lane. */
+static bool has_unread(struct stream *stream)
+{
+	bool unread;
+
+	mutex_lock(&stream->rx_ring);
+	unread = stream->heard &&
+		 (stream->rest_at < stream->rest_size ||
+		  (!stream->closed && READ_ONCE(stream->held) &&
+		   vmloop_ring_ready(&stream->held->rx)));
+	mutex_unlock(&stream->rx_ring);
+	return unread;
+}
+
+/* As TCP does for data that nobody has read. */
+static void close_with_reset(struct sock *sk)
+{
+	lock_sock(sk);
+	sock_set_flag(sk, SOCK_LINGER);
+	sk->sk_lingertime = 0;
+	release_sock(sk);
+}
+
+/*
+ * The stream goes back to TCP first, and the FIN follows what was sent: the socket is
+ * given to one of ours, which is closed then. Returns whether that can be.
+ */
+static bool close_later(struct stream *stream)
+{
+	struct sock *sk = stream->sk;
+	struct socket *orphan = sock_alloc();
+
+	if (!orphan)
+		return false;
+	orphan->type = SOCK_STREAM;
+	orphan->ops = stream_base_ops[stream->family];
+	__module_get(orphan->ops->owner);
+	lock_sock(sk);
+	/* Nobody waits for it. */
+	sock_reset_flag(sk, SOCK_LINGER);
+	sock_graft(sk, orphan);
+	orphan->state = SS_CONNECTED;
+	release_sock(sk);
+	set_bit(STREAM_STAYS, &stream->flags);
+	WRITE_ONCE(stream->orphan, orphan);
+	stream_queue(stream, 0);
+	return true;
+}
+
+static void call_close(struct sock *sk, long timeout)
+{
+	int users = srcu_read_lock(&stream_users);
+	struct stream *stream = stream_get(sk);
+
+	if (stream) {
+		bool resets = sock_flag(sk, SOCK_LINGER) && !sk->sk_lingertime;
+
+		if (has_unread(stream)) {
+			close_with_reset(sk);
+		} else if (!resets && sk->sk_state != TCP_CLOSE &&
+			   (READ_ONCE(stream->held) ||
+			    READ_ONCE(stream->tx) != STREAM_TX_TCP)) {
+			if (close_later(stream)) {
+				stream_put(stream);
+				srcu_read_unlock(&stream_users, users);
+				return;
+			}
+			close_with_reset(sk);
+		} else {
+			stream_get_over(stream);
+		}
+		stream_put(stream);
+	}
+	base_of(sk)->close(sk, timeout);
+	srcu_read_unlock(&stream_users, users);
+}
+
+static void call_destroy(struct sock *sk)
+{
+	struct stream *stream = stream_get(sk);
+
+	base_of(sk)->destroy(sk);
+	if (stream_is_ours(sk))
+		WRITE_ONCE(sk->sk_prot, (struct proto *)base_of(sk));
+	if (!stream)
+		return;
+	set_bit(STREAM_STAYS, &stream->flags);
+	stream_end(stream);
+	if (READ_ONCE(stream->held))
+		stream_queue(stream, 0);
+	stream_put(stream);
+}
+
+/* Calls of socket->ops ----------------------------------------------------- */
+
+static int call_shutdown(struct socket *sock, int how)
+{
+	int users = srcu_read_lock(&stream_users);
+	struct sock *sk = sock->sk;
+	struct stream *stream = stream_get(sk);
+	int err = 0;
+
+	/* The FIN follows what was sent: TCP must have it first. */
+	if (stream && (how == SHUT_WR || how == SHUT_RDWR) &&
+	    (READ_ONCE(stream->held) ||
+	     READ_ONCE(stream->tx) != STREAM_TX_TCP) &&
+	    sk->sk_state == TCP_ESTABLISHED) {
+		set_bit(STREAM_SHUT, &stream->flags);
+		set_bit(STREAM_STAYS, &stream->flags);
+		stream_queue(stream, 0);
+		if (how == SHUT_RDWR)
+			err = base_ops_of(sk)->shutdown(sock, SHUT_RD);
+	} else {
+		err = base_ops_of(sk)->shutdown(sock, how);
+	}
+	if (stream)
+		stream_put(stream);
+	srcu_read_unlock(&stream_users, users);
+	return err;
+}
+
+static int wait_and_accept(struct socket *sock, struct socket *newsock,
+			   struct proto_accept_arg *arg)
+{
+	DEFINE_WAIT_FUNC(wait, woken_wake_function);
+	int users = srcu_read_lock(&stream_users);
+	struct sock *sk = sock->sk;
+	const struct proto_ops *base = base_ops_of(sk);
+	struct stream *stream;
+	bool waits = false;
+	long left;
+	int err;
+
+	left = sock_rcvtimeo(sk, arg->flags & O_NONBLOCK);
+	for (;;) {
+		err = compat_accept(base, sock, newsock, arg);
+		if (err != -EAGAIN || !left)
+			break;
+		if (!waits) {
+			add_wait_queue_exclusive(sk_sleep(sk), &wait);
+			waits = true;
+			continue;
+		}
+		if (signal_pending(current)) {
+			err = sock_intr_errno(left);
+			break;
+		}
+		if (READ_ONCE(sock->ops) == base) {
+			err = stream_make_anew();
+			break;
+		}
+		left = wait_woken(&wait, TASK_INTERRUPTIBLE, left);
+	}
+	if (waits)
+		remove_wait_queue(sk_sleep(sk), &wait);
+	/* It has the listener's ops, ours, and may be none of ours. */
+	if (newsock->sk) {
+		lock_sock(newsock->sk);
+		stream = stream_get(newsock->sk);
+		if (!stream || stream_leaving())
+			WRITE_ONCE(newsock->ops, base);
+		if (stream)
+			stream_put(stream);
+		release_sock(newsock->sk);
+	} else {
+		WRITE_ONCE(newsock->ops, base);
+	}
+	srcu_read_unlock(&stream_users, users);
+	return err;
+}
+
+#ifdef HAVE_PROTO_ACCEPT_ARG
+static int call_accept(struct socket *sock, struct socket *newsock,
+		       struct proto_accept_arg *arg)
+{
+	return wait_and_accept(sock, newsock, arg);
+}
+#else
+static int call_accept(struct socket *sock, struct socket *newsock, int flags,
+		       bool kern)
+{
+	struct proto_accept_arg arg = { .flags = flags, .kern = kern };
+
+	return wait_and_accept(sock, newsock, &arg);
+}
+#endif
+
+static ssize_t call_splice_read(struct socket *sock, loff_t *position,
+				struct pipe_inode_info *pipe, size_t size,
+				unsigned int flags)
+{
+	int users = srcu_read_lock(&stream_users);
+	struct stream *stream = stream_get(sock->sk);
+	int err = 0;
+
+	/* TCP would sleep in there, and not see a lane. */
+	if (stream) {
+		err = give_back(stream);
+		stream_put(stream);
+	}
+	if (!err)
+		err = stream_make_anew();
+	srcu_read_unlock(&stream_users, users);
+	return err;
+}
+
+/**
+ * stream_calls_init() - put our calls into the copies of a family's tables
+ * @family: its index
+ */
+void stream_calls_init(unsigned int family)
+{
+	struct proto *calls = &stream_protos[family];
+	struct proto_ops *ops = &stream_ops[family];
+
+	calls->close = call_close;
+	calls->destroy = call_destroy;
+	calls->sendmsg = call_sendmsg;
+	calls->recvmsg = call_recvmsg;
+#ifdef HAVE_SOCK_NO_SENDPAGE
+	calls->sendpage = call_sendpage;
+#endif
+	calls->setsockopt = call_setsockopt;
+	calls->ioctl = call_ioctl;
+	calls->sock_is_readable = call_is_readable;
+	calls->stream_memory_free = call_memory_is_free;
+#ifdef CONFIG_BPF_SYSCALL
+	calls->psock_update_sk_prot = call_psock_update;
+#endif
+	ops->shutdown = call_shutdown;
+	ops->accept = call_accept;
+	ops->splice_read = call_splice_read;
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * main.c - the stream path: connections of TCP to peers by lanes of their own.
+ *
+ * Owns the module, its parameters and counters. Who loads it wants it: packet tools
+ * see a connection's beginning and end, and not what it carries (docs/stream.md).
+ */
+#include <linux/module.h>
+
+#include "stream.h"
+
+struct workqueue_struct *stream_workqueue;
+
+unsigned int stream_after_bytes = 64 << 10;
+module_param_named(after_bytes, stream_after_bytes, uint, 0644);
+MODULE_PARM_DESC(after_bytes, "bytes that go by TCP before a connection gets a lane");
+
+unsigned int stream_after_calls = 64;
+module_param_named(after_calls, stream_after_calls, uint, 0644);
+MODULE_PARM_DESC(after_calls, "calls that send or receive by TCP before it gets one");
+
+unsigned int stream_ring_size = 256 << 10;
+module_param_named(ring_size, stream_ring_size, uint, 0444);
+MODULE_PARM_DESC(ring_size, "bytes of a connection's ring, a power of two from 4096 up");
+
+unsigned int stream_spin_us = 50;
+module_param_named(spin_us, stream_spin_us, uint, 0644);
+MODULE_PARM_DESC(spin_us, "microseconds that a reader looks at its ring before it sleeps");
+
+atomic64_t stream_counters[STREAM_COUNTERS];
+
+static int get_counter(char *to, const struct kernel_param *parameter)
+{
+	atomic64_t *counter = parameter->arg;
+
+	return scnprintf(to, PAGE_SIZE, "%lld\n", atomic64_read(counter));
+}
+
+static const struct kernel_param_ops counter_ops = { .get = get_counter };
+
+module_param_cb(taken, &counter_ops, &stream_counters[STREAM_TAKEN], 0444);
+MODULE_PARM_DESC(taken, "sockets that were taken over");
+
+module_param_cb(paired, &counter_ops, &stream_counters[STREAM_PAIRED], 0444);
+MODULE_PARM_DESC(paired, "ends of connections that got a lane");
+
+module_param_cb(back, &counter_ops, &stream_counters[STREAM_BACK], 0444);
+MODULE_PARM_DESC(back, "of those, the ones whose lane ended while TCP went on");
+
+module_param_cb(reset, &counter_ops, &stream_counters[STREAM_RESET], 0444);
+MODULE_PARM_DESC(reset, "connections that were reset: nobody knew what had arrived");
+
+module_param_cb(tx_bytes, &counter_ops, &stream_counters[STREAM_TX_BYTES], 0444);
+MODULE_PARM_DESC(tx_bytes, "bytes that were sent by lanes");
+
+module_param_cb(rx_bytes, &counter_ops, &stream_counters[STREAM_RX_BYTES], 0444);
+MODULE_PARM_DESC(rx_bytes, "bytes that were received by lanes");
+
+static int set_back(const char *unused, const struct kernel_param *parameter)
+{
+	/* Not before the module is ready, nor while it goes: the core sees to that. */
+	stream_each(stream_go_back);
+	return 0;
+}
+
+static const struct kernel_param_ops back_ops = { .set = set_back };
+
+module_param_cb(go_back, &back_ops, NULL, 0200);
+MODULE_PARM_DESC(go_back, "write anything: all connections go back to TCP, and leave it again when it is worth it");
+
+static int __init stream_init(void)
+{
+	int err;
+
+	if (!is_power_of_2(stream_ring_size) || stream_ring_size < VMLOOP_RING_MIN) {
+		pr_err("vmloop_tcp: ring_size must be a power of two, 4096 or more\n");
+		return -EINVAL;
+	}
+	stream_workqueue = alloc_workqueue("vmloop_tcp", WQ_UNBOUND, 0);
+	if (!stream_workqueue)
+		return -ENOMEM;
+	err = stream_table_init();
+	if (err)
+		goto err_table;
+	err = vmloop_path_register(&stream_path);
+	if (err)
+		goto err_path;
+	err = stream_take_init();
+	if (err)
+		goto err_take;
+	return 0;
+
+err_take:
+	vmloop_path_unregister(&stream_path);
+err_path:
+	stream_table_exit();
+err_table:
+	destroy_workqueue(stream_workqueue);
+	return err;
+}
+
+static void __exit stream_exit(void)
+{
+	stream_take_exit();
+	vmloop_path_unregister(&stream_path);
+	stream_table_exit();
+	destroy_workqueue(stream_workqueue);
+}
+
+module_init(stream_init);
+module_exit(stream_exit);
+
+MODULE_DESCRIPTION("Shared-memory networking between virtual machines: TCP's byte stream");
+MODULE_AUTHOR("The vmloop developers");
+MODULE_VERSION(VMLOOP_VERSION);
+MODULE_LICENSE("GPL");

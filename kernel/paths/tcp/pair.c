@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * pair.c - which lane belongs to which connection: when one is worth it, the end that
+ * connected opens it, and says which connection it is for; the other end finds that.
+ *
+ * Both ends name the connection by addresses and ports, and by the numbers of its
+ * first bytes: where something between them has changed any of that (address
+ * translation, a proxy), nothing matches, and the connection stays on TCP. Whose the
+ * remote address is, the directory says, by the hardware address that the stack
+ * sends to; what a peer says of its IP addresses is not believed.
+ *
+ * Context: process context, but stream_peer_of() and stream_moved(), which say so.
+ */
+#include <linux/netdevice.h>
+#include <linux/random.h>
+#include <net/dst.h>
+#include <net/inet_connection_sock.h>
+#include <net/neighbour.h>
+#include <net/tcp.h>
+
+#include "stream.h"
+
+/* Asked again after so many times as many bytes. */
+#define WORTH_AGAIN	4
+#define WORTH_MAX	(1 << 30)
+
+static bool peer_behind(const struct sock *sk, const struct dst_entry *dst,
+			u64 *peer)
+{
+	struct vmloop_interface *interface;
+	u8 mac[MAX_ADDR_LEN] __aligned(2);
+	struct neighbour *neighbour;
+	const void *address;
+
+	if (dst->dev->addr_len != ETH_ALEN || (dst->dev->flags & IFF_LOOPBACK))
+		return false;
+	address = &sk->sk_daddr;
+#if IS_ENABLED(CONFIG_IPV6)
+	if (sk->sk_family == AF_INET6 && !ipv6_addr_v4mapped(&sk->sk_v6_daddr))
+		address = &sk->sk_v6_daddr;
+#endif
+	neighbour = dst_neigh_lookup(dst, address);
+	if (!neighbour)
+		return false;
+	neigh_ha_snapshot(mac, neighbour, dst->dev);
+	neigh_release(neighbour);
+
+	interface = vmloop_interface_find(dst->dev->dev_addr, mac);
+	/* Behind the host's routing nobody is a neighbour. */
+	if (!interface || (interface->flags & VMLOOP_PEER_ROUTED))
+		return false;
+	*peer = vmloop_peer_id(interface->peer);
+	return true;
+}
+
+/**
+ * stream_peer_of() - the peer that a connection leads to
+ * @sk: a socket that is connected
+ * @peer: set to its identity
+ *
+ * Context: any but hard interrupt.
+ * Return: false if it leads to none.
+ */
+bool stream_peer_of(const struct sock *sk, u64 *peer)
+{
+	const struct dst_entry *dst;
+	bool found;
+
+	rcu_read_lock();
+	dst = rcu_dereference(sk->sk_dst_cache);
+	found = dst && peer_behind(sk, dst, peer);
+	rcu_read_unlock();
+	return found;
+}
+
+/**
+ * stream_moved() - bytes went by TCP: a lane may be worth it now
+ * @stream: the stream
+ * @bytes: how many
+ *
+ * Context: process context, with any of the stream's mutexes.
+ */
+void stream_moved(struct stream *stream, int bytes)
+{
+	/* The end that accepts is asked. */
+	if (!stream->active || !test_bit(STREAM_OURS, &stream->flags) ||
+	    test_bit(STREAM_STAYS, &stream->flags) ||
+	    test_bit(STREAM_WANTED, &stream->flags))
+		return;
+	if (atomic_add_return(bytes, &stream->moved) < READ_ONCE(stream->worth) &&
+	    atomic_inc_return(&stream->calls) < stream_after_calls)
+		return;
+	if (!test_and_set_bit(STREAM_WANTED, &stream->flags))
+		stream_queue(stream, 0);
+}
+
+static void say(const struct stream *stream, struct stream_say *say)
+{
+	const struct stream_tuple *tuple = &stream->tuple;
+
+	BUILD_BUG_ON(sizeof(*say) != VMLOOP_LANE_BYTES);
+	*say = (struct stream_say){
+		.from = tuple->local,
+		.to = tuple->remote,
+		.from_port = tuple->local_port,
+		.to_port = tuple->remote_port,
+		.from_first = cpu_to_le32(tuple->local_first),
+		.to_first = cpu_to_le32(tuple->remote_first),
+		.nonce = cpu_to_le64(stream->nonce),
+	};
+}
+
+struct opening {
+	struct stream *stream;
+	struct vmloop_lane *lane;
+};
+
+static void open_in(struct vmloop_channel *channel, void *data)
+{
+	struct opening *opening = data;
+	struct vmloop_lane_ask ask = {
+		.ring_size = stream_ring_size,
+		.priv = opening->stream,
+	};
+	struct stream_say said;
+
+	say(opening->stream, &said);
+	memcpy(ask.say, &said, sizeof(said));
+	opening->lane = vmloop_channel_lane(channel, &stream_path, &ask);
+}
+
+/* Not now: asked again when more has gone by TCP. */
+static void not_now(struct stream *stream)
+{
+	atomic_set(&stream->moved, 0);
+	atomic_set(&stream->calls, 0);
+	WRITE_ONCE(stream->worth,
+		   min(stream->worth, WORTH_MAX / WORTH_AGAIN) * WORTH_AGAIN);
+	clear_bit(STREAM_WANTED, &stream->flags);
+}
+
+/*
+ * Whether a connection can have a lane now. Before accept() it has no socket; with
+ * other ops somebody reads beside us; and what else a program asked TCP for, a lane
+ * does not carry.
+ */
+static bool may_leave(struct stream *stream)
+{
+	struct sock *sk = stream->sk;
+	const struct socket *sock;
+	bool may;
+
+	lock_sock(sk);
+	sock = sk->sk_socket;
+	may = sock && sock->ops == &stream_ops[stream->family] &&
+	      !test_bit(STREAM_STAYS, &stream->flags) &&
+	      !test_bit(STREAM_DEAD, &stream->flags) &&
+	      !READ_ONCE(stream->held) && sk->sk_state == TCP_ESTABLISHED &&
+	      !sk->sk_shutdown && !sk->sk_user_data &&
+	      !inet_csk(sk)->icsk_ulp_ops && sk->sk_peek_off < 0 &&
+	      !sock_flag(sk, SOCK_RCVTSTAMP) &&
+	      !rcu_access_pointer(sk->sk_filter) && !tcp_sk(sk)->recvmsg_inq;
+	release_sock(sk);
+	return may;
+}
+
+/**
+ * stream_open_lane() - open the lane that a connection is worth
+ * @stream: a stream with STREAM_WANTED, and no lane
+ *
+ * Context: the stream's work.
+ */
+void stream_open_lane(struct stream *stream)
+{
+	struct opening opening = { .stream = stream };
+
+	if (!may_leave(stream)) {
+		not_now(stream);
+		return;
+	}
+	stream->nonce = get_random_u64();
+	if (vmloop_channel_do(stream->peer, open_in, &opening) ||
+	    IS_ERR(opening.lane))
+		not_now(stream);
+}
+
+/* The connection that a peer's lane is for, held; NULL if there is none. */
+static struct stream *stream_of(const struct vmloop_lane *lane, u64 *nonce)
+{
+	struct stream_tuple tuple = {};
+	struct stream_say said;
+
+	memcpy(&said, lane->said, sizeof(said));
+	tuple.local = said.to;
+	tuple.remote = said.from;
+	tuple.local_port = said.to_port;
+	tuple.remote_port = said.from_port;
+	tuple.local_first = le32_to_cpu(said.to_first);
+	tuple.remote_first = le32_to_cpu(said.from_first);
+	*nonce = le64_to_cpu(said.nonce);
+	return stream_find(&tuple, vmloop_peer_id(lane->peer));
+}
+
+static u32 lane_wanted(struct vmloop_lane *lane, struct vmloop_lane_ask *ask)
+{
+	struct stream *stream;
+	bool may;
+	u64 nonce;
+
+	stream = stream_of(lane, &nonce);
+	if (!stream)
+		return VMLOOP_REASON_PATH;
+	may = !stream->active && may_leave(stream);
+	stream_put(stream);
+	ask->ring_size = stream_ring_size;
+	return may ? VMLOOP_REASON_NONE : VMLOOP_REASON_PATH + 1;
+}
+
+static int lane_open(struct vmloop_lane *lane)
+{
+	struct stream *stream = lane->priv;
+	u64 nonce;
+	int err;
+
+	if (lane->opened)
+		return stream_lane_open(lane);
+	stream = stream_of(lane, &nonce);
+	if (!stream)
+		return -ENOENT;
+	lane->priv = stream;
+	stream->nonce = nonce;
+	err = stream_lane_open(lane);
+	stream_put(stream);
+	return err;
+}
+
+const struct vmloop_path stream_path = {
+	.name = "stream",
+	.owner = THIS_MODULE,
+	.kind = VMLOOP_LANE_STREAM,
+	.grain = VMLOOP_RING_BYTES,
+	.lane_wanted = lane_wanted,
+	.lane_open = lane_open,
+	.lane_up = stream_lane_up,
+	.lane_down = stream_lane_down,
+	.lane_close = stream_lane_close,
+	.lane_ended = stream_lane_ended,
+	.lane_event = stream_lane_event,
+};

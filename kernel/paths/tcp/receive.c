@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * receive.c - what an application receives: TCP's up to where the peer has stopped to
+ * send by TCP, then the ring's, then what was kept of it when the ring went, then
+ * TCP's again.
+ *
+ * Context: process context.
+ */
+#include <linux/sched/signal.h>
+#include <linux/uio.h>
+#include <net/tcp.h>
+
+#include "stream.h"
+#include "compat.h"
+
+/* Where the next byte comes from. */
+enum source {
+	FROM_TCP,		/* all that it has */
+	FROM_TCP_BEFORE,	/* what the peer sent by it before the ring */
+	FROM_RING,
+	FROM_REST,
+	FROM_NOWHERE,		/* what follows is not known yet */
+	FROM_SKIP,		/* TCP has something for us first */
+};
+
+/*
+ * The caller has rx_ring. @limit is what may be taken with FROM_TCP_BEFORE.
+ * As long as we have not heard the peer's hello, and so have not answered it, TCP has
+ * nothing that follows it.
+ */
+static enum source source_of(struct stream *stream, u32 *limit)
+{
+	struct sock *sk = stream->sk;
+
+	lockdep_assert_held(&stream->rx_ring);
+	if (!stream->heard && READ_ONCE(stream->held) && !stream->closed &&
+	    stream_is_up(stream))
+		stream_hear(stream);
+	if (!stream->heard)
+		return FROM_TCP;
+	*limit = stream->seq - READ_ONCE(tcp_sk(sk)->copied_seq);
+	if (*limit)
+		return FROM_TCP_BEFORE;
+	if (stream->rest_at < stream->rest_size)
+		return FROM_REST;
+	if (!stream->closed)
+		return FROM_RING;
+	if (READ_ONCE(stream->held))
+		return FROM_NOWHERE;
+	if (stream->skip)
+		return FROM_SKIP;
+	/* That was the way back. */
+	WRITE_ONCE(stream->heard, false);
+	return FROM_TCP;
+}
+
+static size_t copy_out(const void *from, size_t size, struct msghdr *msg, int flags)
+{
+	size_t copied;
+
+	if (flags & MSG_TRUNC)
+		return size;
+	pagefault_disable();
+	copied = copy_to_iter(from, size, &msg->msg_iter);
+	pagefault_enable();
+	return copied;
+}
+
+/* The caller has rx_ring. */
+static int get(struct stream *stream, struct msghdr *msg, size_t size, int flags)
+{
+	struct vmloop_lane *lane = stream->held;
+	size_t done = 0, copied;
+	bool fault = false;
+	const void *from;
+	u32 bytes;
+
+	while (done < size) {
+		bytes = vmloop_ring_bytes(&lane->rx, flags & MSG_PEEK ? done : 0,
+					  min_t(size_t, size - done,
+						lane->rx.size), &from);
+		bytes = min_t(size_t, bytes, size - done);
+		if (!bytes)
+			break;
+		copied = copy_out(from, bytes, msg, flags);
+		if (!(flags & MSG_PEEK))
+			vmloop_ring_take(&lane->rx, copied);
+		done += copied;
+		fault = copied < bytes;
+		if (fault)
+			break;
+	}
+	if (!(flags & MSG_PEEK)) {
+		stream->got += done;
+		stream_count(STREAM_RX_BYTES, done);
+		if (vmloop_ring_consume_publish(&lane->rx))
+			vmloop_lane_ring(lane);
+	}
+	if (lane->rx.broken) {
+		vmloop_lane_broken(lane, lane->rx.broken);
+	} else {
+		/* Whoever waits for an edge is told of the next byte, read or not. */
+		spin_lock_bh(&stream->lane_lock);
+		vmloop_ring_wait_bytes(&lane->rx,
+				       min(lane->rx.head - lane->rx.tail + 1,
+					   lane->rx.size));
+		spin_unlock_bh(&stream->lane_lock);
+	}
+	if (done)
+		return done;
+	if (fault)
+		return -EFAULT;
+	/* Came while we asked to be told. */
+	return vmloop_ring_ready(&lane->rx) && !lane->rx.broken ? 0 : -EAGAIN;
+}
+
+/* The caller has rx_ring. */
+static int get_rest(struct stream *stream, struct msghdr *msg, size_t size, int flags)
+{
+	size_t copied;
+
+	size = min_t(size_t, size, stream->rest_size - stream->rest_at);
+	copied = copy_out(stream->rest + stream->rest_at, size, msg, flags);
+	if (!(flags & MSG_PEEK))
+		WRITE_ONCE(stream->rest_at, stream->rest_at + copied);
+	return copied ?: -EFAULT;
+}
+
+/**
+ * stream_skip() - take what TCP has for us, and not for the application
+ * @stream: the stream; rx_mutex held
+ *
+ * An error is left for the application to see.
+ *
+ * Return: 0 if nothing is left of it; -EAGAIN if there is, or something is before it;
+ * -ESHUTDOWN if it will not come any more.
+ */
+int stream_skip(struct stream *stream)
+{
+	u8 nobody[sizeof(struct stream_return)];
+	struct msghdr msg = {};
+	struct kvec part;
+	int got = 0;
+
+	lockdep_assert_held(&stream->rx_mutex);
+	while (stream->skip &&
+	       READ_ONCE(tcp_sk(stream->sk)->copied_seq) == stream->seq) {
+		part.iov_base = nobody;
+		part.iov_len = stream->skip;
+		iov_iter_kvec(&msg.msg_iter, ITER_DEST, &part, 1, stream->skip);
+		got = compat_recvmsg(stream_base[stream->family], stream->sk,
+				     &msg, stream->skip, MSG_DONTWAIT);
+		if (got <= 0) {
+			stream_keep_error(stream->sk, got);
+			return got == -EAGAIN ? got : -ESHUTDOWN;
+		}
+		mutex_lock(&stream->rx_ring);
+		stream->skip -= got;
+		WRITE_ONCE(stream->seq, stream->seq + got);
+		mutex_unlock(&stream->rx_ring);
+	}
+	return stream->skip ? -EAGAIN : 0;
+}
+
+static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int flags)
+{
+	enum source source;
+	u32 limit = 0;
+	int got;
+
+	if (mutex_lock_interruptible(&stream->rx_mutex))
+		return -ERESTARTSYS;
+	mutex_lock(&stream->rx_ring);
+	source = source_of(stream, &limit);
+	mutex_unlock(&stream->rx_ring);
+	switch (source) {
+	case FROM_TCP_BEFORE:
+		size = min_t(size_t, size, limit);
+		fallthrough;
+	case FROM_TCP:
+		got = compat_recvmsg(stream_base[stream->family], stream->sk, msg,
+				     size, (flags & ~MSG_WAITALL) | MSG_DONTWAIT);
+		break;
+	case FROM_SKIP:
+		got = stream_skip(stream);
+		/* 0 is the end of the stream to our caller: it is to look again. */
+		if (!got)
+			got = -ERESTART;
+		else if (got == -ESHUTDOWN)
+			got = sock_error(stream->sk);
+		break;
+	default:
+		got = -ERESTART;
+	}
+	mutex_unlock(&stream->rx_mutex);
+	if (got > 0 && !(flags & MSG_PEEK))
+		stream_moved(stream, got);
+	return got;
+}
+
+/* Once. Bytes, 0 at the end, -ERESTART: look again, or another negative errno. */
+static int receive_once(struct stream *stream, struct msghdr *msg, size_t size,
+			int flags)
+{
+	struct sock *sk = stream->sk;
+	int got = -ERESTART;
+	u32 limit;
+
+	mutex_lock(&stream->rx_ring);
+	switch (source_of(stream, &limit)) {
+	case FROM_RING:
+		got = get(stream, msg, size, flags);
+		if (!got)
+			got = -ERESTART;
+		if (got == -EAGAIN && READ_ONCE(sk->sk_err))
+			got = sock_error(sk);
+		else if (got == -EAGAIN &&
+			 (READ_ONCE(sk->sk_shutdown) & RCV_SHUTDOWN))
+			got = 0;
+		break;
+	case FROM_REST:
+		got = get_rest(stream, msg, size, flags);
+		break;
+	case FROM_NOWHERE:
+		got = READ_ONCE(sk->sk_err) ? sock_error(sk) : -EAGAIN;
+		break;
+	default:
+		mutex_unlock(&stream->rx_ring);
+		return by_tcp(stream, msg, size, flags);
+	}
+	mutex_unlock(&stream->rx_ring);
+	if (got == -EFAULT && !fault_in_iov_iter_writeable(&msg->msg_iter, 1))
+		got = -ERESTART;
+	return got;
+}
+
+/* Look at the ring for a while before sleeping. Returns whether something came. */
+static bool spin(struct stream *stream)
+{
+	unsigned int us = READ_ONCE(stream_spin_us);
+	struct vmloop_lane *lane;
+	bool found = false;
+	u64 until;
+
+	if (!us || READ_ONCE(stream->closed) || !READ_ONCE(stream->heard))
+		return false;
+	until = ktime_get_ns() + (u64)us * NSEC_PER_USEC;
+	do {
+		spin_lock_bh(&stream->lane_lock);
+		lane = stream->lane;
+		found = !lane || vmloop_ring_moved(&lane->rx);
+		spin_unlock_bh(&stream->lane_lock);
+		cpu_relax();
+	} while (!found && !need_resched() && !signal_pending(current) &&
+		 ktime_get_ns() < until);
+	return found;
+}
+
+/**
+ * stream_receive() - recvmsg() of a socket that was taken over
+ * @stream: its stream
+ * @msg: as of recvmsg()
+ * @size: bytes that are wanted
+ * @flags: MSG_*
+ *
+ * Return: bytes that came, 0 at the stream's end, or a negative errno.
+ */
+int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int flags)
+{
+	DEFINE_WAIT_FUNC(wait, woken_wake_function);
+	struct sock *sk = stream->sk;
+	bool waits = false, spun = false;
+	size_t done = 0, target;
+	long left;
+	int got;
+
+	target = sock_rcvlowat(sk, flags & MSG_WAITALL, size);
+	left = sock_rcvtimeo(sk, flags & MSG_DONTWAIT);
+	for (;;) {
+		/* What TCP would say of it, it says at the next call. */
+		if (done && READ_ONCE(sk->sk_err))
+			break;
+		got = receive_once(stream, msg, size - done, flags);
+		if (got > 0) {
+			done += got;
+			if (done >= size || (flags & MSG_PEEK))
+				break;
+			continue;
+		}
+		if (got == -ERESTART) {
+			cond_resched();
+			continue;
+		}
+		if (got != -EAGAIN || done >= target || !left)
+			break;
+		if (!spun && spin(stream)) {
+			spun = true;
+			continue;
+		}
+		spun = true;
+		if (!waits) {
+			add_wait_queue(sk_sleep(sk), &wait);
+			waits = true;
+			continue;
+		}
+		if (signal_pending(current)) {
+			got = sock_intr_errno(left);
+			break;
+		}
+		if (!stream_is_ours(sk)) {
+			got = stream_make_anew();
+			break;
+		}
+		sk_set_bit(SOCKWQ_ASYNC_WAITDATA, sk);
+		left = wait_woken(&wait, TASK_INTERRUPTIBLE, left);
+		sk_clear_bit(SOCKWQ_ASYNC_WAITDATA, sk);
+	}
+	if (waits)
+		remove_wait_queue(sk_sleep(sk), &wait);
+	return done ?: got;
+}

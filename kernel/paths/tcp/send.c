@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * send.c - what an application sends: by TCP, or into the lane's ring.
+ *
+ * Nobody of ours sleeps inside of TCP: it is called with MSG_DONTWAIT, and we wait
+ * here, where a lane that comes up or ends is seen.
+ *
+ * Context: process context.
+ */
+#include <linux/sched/signal.h>
+#include <linux/uio.h>
+#include <net/tcp.h>
+
+#include "stream.h"
+
+/* These go by TCP alone, and with them all that follows. */
+#define BY_TCP	(MSG_OOB | MSG_ZEROCOPY | MSG_FASTOPEN)
+
+/* The caller has tx_ring. Bytes written; -EAGAIN: no room; -EFAULT: fault memory in. */
+static int put(struct stream *stream, struct msghdr *msg, size_t size)
+{
+	struct vmloop_lane *lane = stream->held;
+	size_t done = 0, copied;
+	bool fault = false;
+	void *to;
+	u32 room;
+
+	lockdep_assert_held(&stream->tx_ring);
+	while (done < size) {
+		room = vmloop_ring_space(&lane->tx, min_t(size_t, size - done,
+							  lane->tx.size), &to);
+		room = min_t(size_t, room, size - done);
+		if (!room)
+			break;
+		pagefault_disable();
+		copied = copy_from_iter(to, room, &msg->msg_iter);
+		pagefault_enable();
+		vmloop_ring_add(&lane->tx, copied);
+		done += copied;
+		fault = copied < room;
+		if (fault)
+			break;
+	}
+	stream->sent += done;
+	if (vmloop_ring_publish(&lane->tx))
+		vmloop_lane_ring(lane);
+	/* Whoever polls, or waits, is told when a quarter is free. */
+	if (!fault && vmloop_ring_space(&lane->tx, lane->tx.size / 4, &to) <
+			      lane->tx.size / 4)
+		vmloop_ring_wait_space(&lane->tx, 1);
+	if (lane->tx.broken)
+		vmloop_lane_broken(lane, lane->tx.broken);
+	stream_count(STREAM_TX_BYTES, done);
+	if (done)
+		return done;
+	return fault ? -EFAULT : -EAGAIN;
+}
+
+static int by_ring(struct stream *stream, struct msghdr *msg, size_t size)
+{
+	int done = -EAGAIN;
+
+	mutex_lock(&stream->tx_ring);
+	if (stream->tx == STREAM_TX_RING) {
+		if (READ_ONCE(stream->sk->sk_err))
+			done = sock_error(stream->sk);
+		else
+			done = put(stream, msg, size);
+	}
+	mutex_unlock(&stream->tx_ring);
+	if (done == -EFAULT &&
+	    fault_in_iov_iter_readable(&msg->msg_iter, 1) == 0)
+		done = 0;
+	return done;
+}
+
+static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size)
+{
+	unsigned int flags = msg->msg_flags;
+	int done = -EAGAIN;
+
+	if (mutex_lock_interruptible(&stream->tx_mutex))
+		return -ERESTARTSYS;
+	if (READ_ONCE(stream->tx) == STREAM_TX_TCP) {
+		msg->msg_flags |= MSG_DONTWAIT | MSG_NOSIGNAL;
+		done = stream_base[stream->family]->sendmsg(stream->sk, msg, size);
+		msg->msg_flags = flags;
+	}
+	mutex_unlock(&stream->tx_mutex);
+	if (done > 0)
+		stream_moved(stream, done);
+	return done;
+}
+
+/* Once; 0 if it is to be tried again at once. */
+static int send_once(struct stream *stream, struct msghdr *msg, size_t size)
+{
+	/* The FIN is on its way. */
+	if (test_bit(STREAM_SHUT, &stream->flags))
+		return -EPIPE;
+	if (READ_ONCE(stream->tx) == STREAM_TX_RING) {
+		if (!(msg->msg_flags & BY_TCP))
+			return by_ring(stream, msg, size);
+		stream_leave(stream);
+		return -EAGAIN;
+	}
+	if (READ_ONCE(stream->tx) == STREAM_TX_TCP)
+		return by_tcp(stream, msg, size);
+	return -EAGAIN;
+}
+
+static void wants_space(struct sock *sk)
+{
+	struct socket *sock = READ_ONCE(sk->sk_socket);
+
+	if (sock)
+		set_bit(SOCK_NOSPACE, &sock->flags);
+}
+
+/**
+ * stream_send() - sendmsg() of a socket that was taken over
+ * @stream: its stream
+ * @msg: as of sendmsg()
+ * @size: bytes of it
+ *
+ * Return: bytes that were taken, or a negative errno.
+ */
+int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
+{
+	DEFINE_WAIT_FUNC(wait, woken_wake_function);
+	struct sock *sk = stream->sk;
+	bool waits = false;
+	size_t done = 0;
+	long left;
+	int err;
+
+	left = sock_sndtimeo(sk, msg->msg_flags & MSG_DONTWAIT);
+	do {
+		/* What TCP would say of it, it says at the next call. */
+		if (done && (READ_ONCE(sk->sk_err) ||
+			     (READ_ONCE(sk->sk_shutdown) & SEND_SHUTDOWN)))
+			break;
+		err = send_once(stream, msg, size - done);
+		if (err >= 0) {
+			done += err;
+			continue;
+		}
+		if (err != -EAGAIN || !left)
+			break;
+		if (!waits) {
+			/* Look once more with our name on the door. */
+			add_wait_queue(sk_sleep(sk), &wait);
+			waits = true;
+			wants_space(sk);
+			continue;
+		}
+		if (signal_pending(current)) {
+			err = sock_intr_errno(left);
+			break;
+		}
+		if (!stream_is_ours(sk)) {
+			err = stream_make_anew();
+			break;
+		}
+		wants_space(sk);
+		left = wait_woken(&wait, TASK_INTERRUPTIBLE, left);
+	} while (done < size);
+	if (waits)
+		remove_wait_queue(sk_sleep(sk), &wait);
+	if (done)
+		return done;
+	if (err == -EPIPE && !(msg->msg_flags & MSG_NOSIGNAL))
+		send_sig(SIGPIPE, current, 0);
+	return err;
+}
+
+/**
+ * stream_keep_error() - an error of TCP's was told to us: the application is to see it
+ * @sk: the socket
+ * @err: what a call of TCP's returned
+ *
+ * TCP tells an error once. Context: process context.
+ */
+void stream_keep_error(struct sock *sk, int err)
+{
+	if (err >= 0 || err == -EAGAIN || err == -EPIPE || err == -ENOTCONN ||
+	    err == -ENOMEM)
+		return;
+	cmpxchg(&sk->sk_err, 0, -err);
+	sk_error_report(sk);
+}
+
+/**
+ * stream_send_by_tcp() - send bytes of ours by TCP, whatever carries the stream
+ * @stream: the stream
+ * @from: the bytes
+ * @size: how many
+ *
+ * Context: the stream's work; nobody else sends by TCP now.
+ * Return: how many went, or a negative errno.
+ */
+int stream_send_by_tcp(struct stream *stream, void *from, size_t size)
+{
+	struct msghdr msg = { .msg_flags = MSG_DONTWAIT | MSG_NOSIGNAL };
+	struct kvec part = { .iov_base = from, .iov_len = size };
+	int sent;
+
+	if (!READ_ONCE(stream->sk->sk_socket))
+		return -ENOTCONN;
+	iov_iter_kvec(&msg.msg_iter, ITER_SOURCE, &part, 1, size);
+	WRITE_ONCE(stream->by_work, true);
+	sent = stream_base[stream->family]->sendmsg(stream->sk, &msg, size);
+	WRITE_ONCE(stream->by_work, false);
+	if (sent < 0)
+		stream_keep_error(stream->sk, sent);
+	return sent;
+}

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * stream.h - the byte stream of TCP below the socket: docs/stream.md.
+ *
+ * A connection to a peer is made by the ordinary stack. Then its bytes go from
+ * sendmsg() to recvmsg() through a lane of their own, and back by TCP when the lane
+ * ends. All that this module knows of a socket is its struct stream.
+ *
+ * Lock order, the outermost first:
+ *
+ *   the core mutex
+ *   tx_mutex, rx_mutex		a stream's; held over calls of TCP, which may fault
+ *				memory in: never taken under the core mutex
+ *   the socket's lock
+ *   tx_ring, rx_ring		a stream's; held for a copy, with page faults off
+ *   lane_lock			a stream's; bottom halves off
+ */
+#ifndef VMLOOP_STREAM_H
+#define VMLOOP_STREAM_H
+
+#include <linux/interrupt.h>
+#include <linux/kref.h>
+#include <linux/mutex.h>
+#include <linux/rhashtable-types.h>
+#include <linux/socket.h>
+#include <linux/spinlock.h>
+#include <linux/srcu.h>
+#include <linux/workqueue.h>
+#include <net/sock.h>
+
+#include "vmloop.h"
+
+/* Two families: sockets of IPv4 and of IPv6 have tables of their own. */
+#define STREAM_FAMILIES	2
+
+/**
+ * struct stream_tuple - a connection, as one end sees it
+ * @local: our address; IPv4's as IPv6 maps it
+ * @remote: the other end's
+ * @local_port: ours, in network order
+ * @remote_port: the other end's
+ * @local_first: sequence number of the first byte that we send
+ * @remote_first: of the first byte that the other end sends
+ */
+struct stream_tuple {
+	struct in6_addr local;
+	struct in6_addr remote;
+	__be16 local_port;
+	__be16 remote_port;
+	u32 local_first;
+	u32 remote_first;
+};
+
+/* What carries the bytes that we send. */
+enum stream_tx {
+	STREAM_TX_TCP,		/* TCP */
+	STREAM_TX_SAID,		/* neither yet: the peer has not heard where */
+	STREAM_TX_RING,		/* the lane's ring */
+	STREAM_TX_BACK,		/* neither any more: what was lost is not known */
+};
+
+/* One of a stream's bits, in @flags. */
+enum stream_flag {
+	STREAM_OURS,		/* it is one of a peer's, and found by its tuple */
+	STREAM_STAYS,		/* it is not to leave TCP any more */
+	STREAM_GIVEN_BACK,	/* nor to keep anything: the kernel is to have it */
+	STREAM_WANTED,		/* a lane is to be opened, or is */
+	STREAM_SHUT,		/* the application sends nothing more: a FIN follows */
+	STREAM_GO_BACK,		/* it is to go back to TCP once; it may leave it again */
+	STREAM_DEAD,		/* the socket has been destroyed */
+};
+
+/* What goes by TCP when a lane has ended, where the lane began. */
+struct stream_return {
+	__le64 nonce;		/* of the lane */
+	__le32 got;		/* bytes that came by it, modulo 2^32 */
+	__le32 zero;
+};
+
+/* What goes by a lane first. */
+struct stream_hello {
+	__le32 magic;
+	__le32 seq;		/* of the first byte that does not come by TCP */
+};
+
+#define STREAM_HELLO_MAGIC	0x6f6c6c65
+
+/* What a lane's opener says of it: vmloop_shm_entry.path. */
+struct stream_say {
+	struct in6_addr from;	/* the opener's address */
+	struct in6_addr to;
+	__be16 from_port;
+	__be16 to_port;
+	__le32 from_first;
+	__le32 to_first;
+	__le64 nonce;
+	u8 zero[12];
+} __packed;
+
+/**
+ * struct stream - a socket that was taken over
+ * @sk: the socket; held
+ * @family: index of its tables
+ * @active: it is the end that connected, and so opens the lane
+ * @flags: enum stream_flag, atomic
+ * @tuple: the connection; final with STREAM_OURS
+ * @peer: identity of the peer; final with STREAM_OURS
+ * @moved: bytes that went by TCP, either way, since it was last asked about
+ * @calls: the same of calls
+ * @worth: bytes of @moved from which a lane is worth it
+ * @refs: one for the table, one for a lane, one for @work while it is queued
+ * @by_sock: in the table of all streams
+ * @by_tuple: in the table of those that are ours
+ * @rcu: frees it
+ * @work: what takes time: opens the lane, says hello, brings the stream back
+ * @bell: wakes those who wait, after a doorbell
+ * @lane_lock: protects @lane for those who only look
+ * @lane: the lane whose rings may be touched
+ * @held: the same lane until its end; held; of the core mutex
+ * @nonce: of the lane
+ * @polled: somebody has asked whether it can be read, and may wait for an edge
+ *
+ * @tx_mutex: one sender by TCP at a time
+ * @tx_ring: protects what is to be sent, from here on
+ * @tx: what carries it
+ * @down: nothing is produced any more
+ * @said: with STREAM_TX_SAID: since when, in jiffies
+ * @sent: bytes of the application's that went to the ring, modulo 2^32
+ * @unsent: copy of those that the peer may not have read, when the ring went away
+ * @unsent_from: how many went before those
+ * @unsent_size: bytes of @unsent
+ * @unsent_at: bytes of @unsent that went by TCP again, or need not
+ * @by_work: @work is inside of TCP: it may send though @tx says otherwise
+ *
+ * @rx_mutex: one reader of TCP at a time
+ * @rx_ring: protects what was received, from here on
+ * @heard: the peer has said hello
+ * @seq: with @heard: where TCP stops, and the ring begins
+ * @closed: the ring is not read any more
+ * @got: bytes of the application's that came by the ring, modulo 2^32
+ * @rest: of those, the ones that the application had not read when the ring went
+ * @rest_size: bytes of @rest
+ * @rest_at: bytes of @rest that it has read
+ * @skip: bytes of the peer's struct stream_return that TCP still has for us
+ *
+ * @up: both ends have the lane; set once for each
+ * @ended: the lane has ended; what follows is final
+ * @carried: bytes may have gone by it
+ * @spoilt: it cannot be known what has arrived: the connection must be reset
+ * @told: @returning is final
+ * @returning: what we say by TCP
+ * @returned: bytes of @returning that went
+ * @answered: the peer's has come, or need not
+ * @orphan: a socket of ours to close in the application's place
+ *
+ * From @up on: of @work, but for @up, which is set before it runs, and @ended,
+ * which it acquires.
+ */
+struct stream {
+	struct sock *sk;
+	unsigned int family;
+	bool active;
+	unsigned long flags;
+	struct stream_tuple tuple;
+	u64 peer;
+	atomic_t moved;
+	atomic_t calls;
+	int worth;
+	struct kref refs;
+	struct rhash_head by_sock;
+	struct hlist_node by_tuple;
+	struct rcu_head rcu;
+	struct delayed_work work;
+	struct tasklet_struct bell;
+	spinlock_t lane_lock;	/* protects lane */
+	struct vmloop_lane *lane;
+	struct vmloop_lane *held;
+	u64 nonce;
+	bool polled;
+
+	struct mutex tx_mutex;
+	struct mutex tx_ring;
+	enum stream_tx tx;
+	bool down;
+	unsigned long said;
+	u32 sent;
+	u8 *unsent;
+	u32 unsent_from;
+	u32 unsent_size;
+	u32 unsent_at;
+	bool by_work;
+
+	struct mutex rx_mutex;
+	struct mutex rx_ring;
+	bool heard;
+	u32 seq;
+	bool closed;
+	u32 got;
+	u8 *rest;
+	u32 rest_size;
+	u32 rest_at;
+	u32 skip;
+
+	bool up;
+	bool ended;
+	bool carried;
+	bool spoilt;
+	bool told;
+	struct stream_return returning;
+	u32 returned;
+	bool answered;
+	struct socket *orphan;
+};
+
+/* What has happened to streams: parameters of the module, for people and tests. */
+enum stream_counter {
+	STREAM_TAKEN,		/* sockets that were taken over */
+	STREAM_PAIRED,		/* lanes that came up */
+	STREAM_BACK,		/* of those, the ones that ended, and TCP went on */
+	STREAM_RESET,		/* connections that were reset for it */
+	STREAM_TX_BYTES,	/* bytes that went to rings */
+	STREAM_RX_BYTES,	/* bytes that came by rings */
+	STREAM_COUNTERS,
+};
+
+extern atomic64_t stream_counters[STREAM_COUNTERS];
+
+static inline void stream_count(enum stream_counter counter, u64 n)
+{
+	atomic64_add(n, &stream_counters[counter]);
+}
+
+/* Whether a lane is up, and its rings are there. */
+static inline bool stream_is_up(const struct stream *stream)
+{
+	/* Pairs with the release in stream_lane_up(). */
+	return smp_load_acquire(&stream->up);
+}
+
+/* main.c */
+extern struct workqueue_struct *stream_workqueue;
+extern unsigned int stream_after_bytes;
+extern unsigned int stream_after_calls;
+extern unsigned int stream_ring_size;
+extern unsigned int stream_spin_us;
+
+/* table.c; any context */
+extern struct srcu_struct stream_users;
+struct stream *stream_get(const struct sock *sk);
+void stream_hold(struct stream *stream);
+void stream_put(struct stream *stream);
+struct stream *stream_make(struct sock *sk, unsigned int family, bool active);
+void stream_begin(struct stream *stream);
+void stream_end(struct stream *stream);
+struct stream *stream_find(const struct stream_tuple *tuple, u64 peer);
+void stream_each(void (*what)(struct stream *stream));
+bool stream_none(void);
+void stream_queue(struct stream *stream, unsigned long delay);
+int stream_table_init(void);
+void stream_table_exit(void);
+
+/* take.c */
+extern const struct proto *stream_base[STREAM_FAMILIES];
+extern const struct proto_ops *stream_base_ops[STREAM_FAMILIES];
+extern struct proto stream_protos[STREAM_FAMILIES];
+extern struct proto_ops stream_ops[STREAM_FAMILIES];
+bool stream_leaving(void);
+bool stream_is_ours(const struct sock *sk);
+void stream_release(struct stream *stream);
+int stream_take_init(void);
+void stream_take_exit(void);
+
+/* calls.c: what programs call; process context but for what TCP calls */
+void stream_calls_init(unsigned int family);
+int stream_make_anew(void);
+
+/* pair.c */
+extern const struct vmloop_path stream_path;
+bool stream_peer_of(const struct sock *sk, u64 *peer);
+void stream_moved(struct stream *stream, int bytes);
+void stream_open_lane(struct stream *stream);
+
+/* lane.c: callbacks of the core; core mutex held but for the event */
+int stream_lane_open(struct vmloop_lane *lane);
+void stream_lane_up(struct vmloop_lane *lane);
+void stream_lane_down(struct vmloop_lane *lane);
+void stream_lane_close(struct vmloop_lane *lane);
+void stream_lane_ended(struct vmloop_lane *lane, u32 reason);
+void stream_lane_event(struct vmloop_lane *lane);
+void stream_ring_bell(struct tasklet_struct *bell);
+
+/* switch.c; process context */
+void stream_work(struct work_struct *work);
+bool stream_hear(struct stream *stream);
+void stream_keep(struct stream *stream);
+void stream_reset(struct stream *stream);
+void stream_get_over(struct stream *stream);
+void stream_leave(struct stream *stream);
+void stream_go_back(struct stream *stream);
+bool stream_is_plain(struct stream *stream);
+
+/* send.c, receive.c; process context */
+int stream_send(struct stream *stream, struct msghdr *msg, size_t size);
+void stream_keep_error(struct sock *sk, int err);
+int stream_send_by_tcp(struct stream *stream, void *from, size_t size);
+int stream_receive(struct stream *stream, struct msghdr *msg, size_t size,
+		   int flags);
+int stream_skip(struct stream *stream);
+
+#endif /* VMLOOP_STREAM_H */

@@ -1,0 +1,455 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * switch.c - a stream goes from TCP to a ring and back (docs/stream.md).
+ *
+ * Each direction is a series of segments, carried by TCP or by a lane's ring. The
+ * sender goes over by a hello, the first bytes in its ring: the sequence number at
+ * which it has stopped to send by TCP. The receiver reads TCP up to there, and then
+ * the ring. Nothing but the hello is sent before both ends have heard each other.
+ *
+ * The way back begins with the lane's end, whoever wanted it. What the receiver has
+ * not read by then it keeps in memory of its own. Both ends say by TCP, where they
+ * had stopped, how many bytes came by the ring; the sender sends by TCP what did
+ * not, from a copy, and goes on. TCP is reliable, so this is exact whatever became of
+ * the shared memory. Only where a lane ended between hello and the first byte, and
+ * the peer did not close its end, nobody can know: the connection is reset.
+ *
+ * Owns all of a stream's segments, but for what lane.c does. Context: the stream's
+ * work, process context.
+ */
+#include <linux/mm.h>
+#include <linux/slab.h>
+#include <net/inet_connection_sock.h>
+#include <net/tcp.h>
+
+#include "stream.h"
+
+/* How often the work looks whether TCP has room, or the peer's answer. */
+#define RETRY	msecs_to_jiffies(2)
+
+/* A peer that does not answer a hello keeps the application from sending. */
+#define SAID_TIME	(HZ / 5)
+
+static void wake(struct stream *stream)
+{
+	struct sock *sk = stream->sk;
+
+	local_bh_disable();
+	sk->sk_data_ready(sk);
+	sk->sk_write_space(sk);
+	local_bh_enable();
+}
+
+/* Where the next byte that we send by TCP is; it must be sent without more to come. */
+static bool may_stop(const struct sock *sk)
+{
+	return !(tcp_sk(sk)->nonagle & TCP_NAGLE_CORK) &&
+	       !(sk->sk_shutdown & SEND_SHUTDOWN) &&
+	       sk->sk_state == TCP_ESTABLISHED;
+}
+
+/* Stop to send by TCP, and tell the peer where. Returns whether that can be. */
+static bool say_hello(struct stream *stream)
+{
+	struct vmloop_lane *lane = stream->held;
+	struct stream_hello hello;
+	bool may;
+	void *to;
+
+	mutex_lock(&stream->tx_mutex);
+	mutex_lock(&stream->tx_ring);
+	may = may_stop(stream->sk);
+	if (may && !stream->down && stream->tx == STREAM_TX_TCP &&
+	    vmloop_ring_space(&lane->tx, sizeof(hello), &to) >= sizeof(hello)) {
+		hello.magic = cpu_to_le32(STREAM_HELLO_MAGIC);
+		hello.seq = cpu_to_le32(READ_ONCE(tcp_sk(stream->sk)->write_seq));
+		memcpy(to, &hello, sizeof(hello));
+		vmloop_ring_add(&lane->tx, sizeof(hello));
+		WRITE_ONCE(stream->tx, STREAM_TX_SAID);
+		stream->said = jiffies;
+		if (vmloop_ring_publish(&lane->tx))
+			vmloop_lane_ring(lane);
+	}
+	mutex_unlock(&stream->tx_ring);
+	mutex_unlock(&stream->tx_mutex);
+	return may;
+}
+
+/**
+ * stream_hear() - see whether the peer has said hello
+ * @stream: a stream whose lane is up; rx_ring held
+ *
+ * Return: whether it has.
+ */
+bool stream_hear(struct stream *stream)
+{
+	struct vmloop_lane *lane = stream->held;
+	struct stream_hello hello;
+	const void *from;
+
+	lockdep_assert_held(&stream->rx_ring);
+	if (stream->heard || stream->closed)
+		return stream->heard;
+	if (vmloop_ring_bytes(&lane->rx, 0, sizeof(hello), &from) <
+	    sizeof(hello)) {
+		if (!lane->rx.broken)
+			vmloop_ring_wait_bytes(&lane->rx, sizeof(hello));
+		return false;
+	}
+	memcpy(&hello, from, sizeof(hello));
+	barrier();
+	vmloop_ring_take(&lane->rx, sizeof(hello));
+	if (hello.magic != cpu_to_le32(STREAM_HELLO_MAGIC) ||
+	    le32_to_cpu(hello.seq) - READ_ONCE(tcp_sk(stream->sk)->copied_seq) >
+		    (u32)INT_MAX)
+		stream->spoilt = true;
+	stream->seq = le32_to_cpu(hello.seq);
+	WRITE_ONCE(stream->heard, true);
+	if (vmloop_ring_consume_publish(&lane->rx))
+		vmloop_lane_ring(lane);
+	/* Whoever polls, and has not read yet, is to be woken. */
+	vmloop_ring_sleep(&lane->rx);
+	return true;
+}
+
+/**
+ * stream_keep() - have what came by the ring in memory of our own
+ * @stream: a stream whose lane is up; rx_ring held
+ *
+ * Without memory it stays unread, and the peer sends it again by TCP; the same if
+ * the kernel is to have the socket, which knows nothing of ours.
+ */
+void stream_keep(struct stream *stream)
+{
+	struct vmloop_lane *lane = stream->held;
+	u32 left = stream->rest_size - stream->rest_at;
+	u32 size, at, bytes;
+	const void *from;
+	u8 *rest;
+
+	lockdep_assert_held(&stream->rx_ring);
+	if (!stream->heard || stream->closed || stream_leaving() ||
+	    test_bit(STREAM_GIVEN_BACK, &stream->flags) ||
+	    !vmloop_ring_ready(&lane->rx))
+		return;
+	size = lane->rx.head - lane->rx.tail;
+	rest = size ? kvmalloc(left + size, GFP_KERNEL) : NULL;
+	if (!rest)
+		return;
+	if (left)
+		memcpy(rest, stream->rest + stream->rest_at, left);
+	for (at = 0; at < size; at += bytes) {
+		bytes = vmloop_ring_bytes(&lane->rx, 0, size - at, &from);
+		bytes = min(bytes, size - at);
+		if (!bytes)
+			break;
+		memcpy(rest + left + at, from, bytes);
+		vmloop_ring_take(&lane->rx, bytes);
+	}
+	kvfree(stream->rest);
+	stream->rest = rest;
+	stream->rest_at = 0;
+	WRITE_ONCE(stream->rest_size, left + at);
+	stream->got += at;
+	stream_count(STREAM_RX_BYTES, at);
+	if (vmloop_ring_consume_publish(&lane->rx))
+		vmloop_lane_ring(lane);
+	vmloop_ring_sleep(&lane->rx);
+}
+
+/* The lane is up: go over when the peer has heard us, and we it. */
+static void go_over(struct stream *stream)
+{
+	struct vmloop_lane *lane = stream->held;
+	bool over = false, late;
+
+	if (stream->tx == STREAM_TX_TCP && !READ_ONCE(stream->down) &&
+	    !say_hello(stream)) {
+		vmloop_lane_shut(lane, VMLOOP_REASON_NONE);
+		return;
+	}
+	mutex_lock(&stream->rx_ring);
+	stream_hear(stream);
+	if (READ_ONCE(stream->down))
+		stream_keep(stream);
+	mutex_unlock(&stream->rx_ring);
+
+	mutex_lock(&stream->tx_ring);
+	if (stream->tx == STREAM_TX_SAID && !stream->down && stream->heard &&
+	    !vmloop_ring_wait_read(&lane->tx, lane->tx.head) &&
+	    !lane->tx.broken) {
+		WRITE_ONCE(stream->tx, STREAM_TX_RING);
+		over = true;
+	}
+	if (lane->tx.broken && !stream->down)
+		vmloop_lane_broken(lane, lane->tx.broken);
+	late = stream->tx == STREAM_TX_SAID &&
+	       time_after(jiffies, stream->said + SAID_TIME);
+	mutex_unlock(&stream->tx_ring);
+	if (over)
+		wake(stream);
+	else if (late)
+		vmloop_lane_shut(lane, VMLOOP_REASON_NONE);
+	else if (stream->tx == STREAM_TX_SAID)
+		stream_queue(stream, SAID_TIME / 4);
+}
+
+/* Bytes of TCP's from a sequence number on, not taken. False if not all are there. */
+static bool peek(struct sock *sk, u32 seq, void *to, unsigned int size)
+{
+	unsigned int done = 0, part;
+	struct sk_buff *skb;
+	u32 offset;
+
+	lock_sock(sk);
+	skb_queue_walk(&sk->sk_receive_queue, skb) {
+		offset = seq + done - TCP_SKB_CB(skb)->seq;
+		if (offset >= skb->len)
+			continue;
+		part = min(size - done, skb->len - offset);
+		if (skb_copy_bits(skb, offset, to + done, part))
+			break;
+		done += part;
+		if (done == size)
+			break;
+	}
+	release_sock(sk);
+	return done == size;
+}
+
+/* Tell the peer by TCP what came by the ring. Returns whether all of it went. */
+static bool tell(struct stream *stream)
+{
+	int sent;
+
+	if (!stream->told) {
+		stream->told = true;
+		mutex_lock(&stream->rx_ring);
+		stream->returning = (struct stream_return){
+			.nonce = cpu_to_le64(stream->nonce),
+			.got = cpu_to_le32(stream->got),
+		};
+		mutex_unlock(&stream->rx_ring);
+	}
+	while (stream->returned < sizeof(stream->returning)) {
+		sent = stream_send_by_tcp(stream,
+					  (u8 *)&stream->returning + stream->returned,
+					  sizeof(stream->returning) - stream->returned);
+		if (sent <= 0)
+			return false;
+		stream->returned += sent;
+	}
+	return true;
+}
+
+/* See what the peer has got of what we sent. Returns whether it has told. */
+static bool ask(struct stream *stream)
+{
+	struct stream_return answer;
+	u32 got;
+
+	if (stream->answered)
+		return true;
+	if (!peek(stream->sk, stream->seq, &answer, sizeof(answer)))
+		return false;
+	got = le32_to_cpu(answer.got) - stream->unsent_from;
+	if (le64_to_cpu(answer.nonce) != stream->nonce || got > stream->unsent_size) {
+		stream->spoilt = true;
+		return true;
+	}
+	stream->unsent_at = got;
+	stream->answered = true;
+	return true;
+}
+
+/* Send by TCP what the peer has not got by the ring. Returns whether all of it went. */
+static bool send_rest(struct stream *stream)
+{
+	int sent;
+
+	while (stream->unsent_at < stream->unsent_size) {
+		sent = stream_send_by_tcp(stream, stream->unsent + stream->unsent_at,
+					  stream->unsent_size - stream->unsent_at);
+		if (sent <= 0)
+			return false;
+		stream->unsent_at += sent;
+	}
+	return true;
+}
+
+/**
+ * stream_reset() - end a connection as TCP does when it cannot go on
+ * @stream: its stream
+ */
+void stream_reset(struct stream *stream)
+{
+	struct sock *sk = stream->sk;
+
+	stream_count(STREAM_RESET, 1);
+	if (stream_base[stream->family]->diag_destroy)
+		stream_base[stream->family]->diag_destroy(sk, ECONNRESET);
+}
+
+/* The lane has ended, and what is to be known is known: TCP goes on. */
+static void go_on(struct stream *stream)
+{
+	mutex_lock(&stream->rx_ring);
+	if (stream->heard && !stream->carried) {
+		/* Nothing came, and nothing is to be skipped. */
+		WRITE_ONCE(stream->heard, false);
+	} else if (stream->heard) {
+		WRITE_ONCE(stream->skip, sizeof(struct stream_return));
+	}
+	mutex_unlock(&stream->rx_ring);
+
+	mutex_lock(&stream->tx_ring);
+	kvfree(stream->unsent);
+	stream->unsent = NULL;
+	WRITE_ONCE(stream->tx, STREAM_TX_TCP);
+	mutex_unlock(&stream->tx_ring);
+	atomic_set(&stream->moved, 0);
+	atomic_set(&stream->calls, 0);
+	vmloop_lane_put(stream->held);
+	WRITE_ONCE(stream->held, NULL);
+	/* Else TCP takes it for something that nobody has read. */
+	if (mutex_trylock(&stream->rx_mutex)) {
+		stream_skip(stream);
+		mutex_unlock(&stream->rx_mutex);
+	}
+	clear_bit(STREAM_WANTED, &stream->flags);
+	if (stream->carried)
+		stream_count(STREAM_BACK, 1);
+	wake(stream);
+}
+
+static bool is_gone(const struct stream *stream)
+{
+	const struct sock *sk = stream->sk;
+
+	return test_bit(STREAM_DEAD, &stream->flags) ||
+	       sk->sk_state == TCP_CLOSE || READ_ONCE(sk->sk_err);
+}
+
+/* The lane has ended. */
+static void come_back(struct stream *stream)
+{
+	if (stream->held && !is_gone(stream) && !stream->spoilt &&
+	    stream->carried) {
+		if (!tell(stream) || !ask(stream) ||
+		    (!stream->spoilt && !send_rest(stream))) {
+			if (!is_gone(stream)) {
+				stream_queue(stream, RETRY);
+				return;
+			}
+		}
+	}
+	if (!stream->held)
+		return;
+	if (stream->spoilt && !is_gone(stream))
+		stream_reset(stream);
+	go_on(stream);
+}
+
+/* TCP carries what we send: what the application wanted meanwhile can be done. */
+static void catch_up(struct stream *stream)
+{
+	const struct proto *base = stream_base[stream->family];
+	struct socket *orphan = stream->orphan;
+	struct sock *sk = stream->sk;
+
+	if (orphan) {
+		stream_get_over(stream);
+		stream->orphan = NULL;
+		sock_release(orphan);
+		return;
+	}
+	if (!test_bit(STREAM_SHUT, &stream->flags))
+		return;
+	lock_sock(sk);
+	if ((1 << sk->sk_state) & (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT)) {
+		sk->sk_shutdown |= SEND_SHUTDOWN;
+		base->shutdown(sk, SEND_SHUTDOWN);
+		sk->sk_state_change(sk);
+	}
+	clear_bit(STREAM_SHUT, &stream->flags);
+	release_sock(sk);
+}
+
+/** stream_work() - what a stream has to do that takes time */
+void stream_work(struct work_struct *work)
+{
+	struct stream *stream = container_of(to_delayed_work(work), struct stream,
+					     work);
+
+	if (!READ_ONCE(stream->held)) {
+		if (test_bit(STREAM_WANTED, &stream->flags))
+			stream_open_lane(stream);
+	} else {
+		/* Pairs with the release in stream_lane_ended(). */
+		if (smp_load_acquire(&stream->ended)) {
+			come_back(stream);
+		} else if (stream_is_up(stream)) {
+			if ((test_and_clear_bit(STREAM_GO_BACK, &stream->flags) ||
+			     test_bit(STREAM_STAYS, &stream->flags)) &&
+			    !READ_ONCE(stream->down))
+				vmloop_lane_shut(stream->held, VMLOOP_REASON_NONE);
+			go_over(stream);
+			if (stream->spoilt)
+				vmloop_lane_shut(stream->held, VMLOOP_REASON_NONE);
+		}
+	}
+	if (!READ_ONCE(stream->held))
+		catch_up(stream);
+	stream_put(stream);
+}
+
+/**
+ * stream_get_over() - take what TCP has for us, if nothing is before it
+ * @stream: a stream that nobody reads any more
+ */
+void stream_get_over(struct stream *stream)
+{
+	mutex_lock(&stream->rx_mutex);
+	stream_skip(stream);
+	mutex_unlock(&stream->rx_mutex);
+	mutex_lock(&stream->rx_ring);
+	if (stream->heard && !stream->held && !stream->skip &&
+	    stream->rest_at == stream->rest_size)
+		WRITE_ONCE(stream->heard, false);
+	mutex_unlock(&stream->rx_ring);
+}
+
+/** stream_is_plain() - whether TCP carries all, and nothing is outstanding */
+bool stream_is_plain(struct stream *stream)
+{
+	return !READ_ONCE(stream->held) && !READ_ONCE(stream->heard) &&
+	       !READ_ONCE(stream->orphan) &&
+	       !test_bit(STREAM_SHUT, &stream->flags);
+}
+
+/**
+ * stream_leave() - a stream is to go back to TCP, and to stay there
+ * @stream: the stream
+ *
+ * Context: any; it takes a while.
+ */
+void stream_leave(struct stream *stream)
+{
+	if (!test_and_set_bit(STREAM_STAYS, &stream->flags) &&
+	    READ_ONCE(stream->held))
+		stream_queue(stream, 0);
+}
+
+/**
+ * stream_go_back() - a stream is to go back to TCP, and may leave it again
+ * @stream: the stream
+ *
+ * Context: any; it takes a while.
+ */
+void stream_go_back(struct stream *stream)
+{
+	if (!READ_ONCE(stream->held))
+		return;
+	set_bit(STREAM_GO_BACK, &stream->flags);
+	stream_queue(stream, 0);
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * table.c - which sockets were taken over, and which connections of peers there are.
+ *
+ * Owns the two tables, and the memory of a struct stream. The socket stays as long
+ * as the stream, though it may have been destroyed.
+ *
+ * Context: any, but where it says otherwise. table_lock is inside of all others.
+ */
+#include <linux/hashtable.h>
+#include <linux/jhash.h>
+#include <linux/random.h>
+#include <linux/rhashtable.h>
+#include <linux/slab.h>
+
+#include "stream.h"
+
+/* Connections to peers: found when a peer opens a lane for one. */
+static DEFINE_HASHTABLE(tuples, 12);
+static DEFINE_SPINLOCK(table_lock);
+static u32 seed;
+
+static const struct rhashtable_params by_sock = {
+	.key_len = sizeof(struct sock *),
+	.key_offset = offsetof(struct stream, sk),
+	.head_offset = offsetof(struct stream, by_sock),
+	.automatic_shrinking = true,
+};
+
+static struct rhashtable socks;
+
+/* Whoever is in one of our calls, and may sleep there. */
+DEFINE_SRCU(stream_users);
+
+static u32 tuple_hash(const struct stream_tuple *tuple)
+{
+	return jhash(tuple, sizeof(*tuple), seed);
+}
+
+/**
+ * stream_get() - the stream of a socket
+ * @sk: the socket
+ *
+ * Return: the stream, held, or NULL if the socket was not taken over.
+ */
+struct stream *stream_get(const struct sock *sk)
+{
+	struct stream *stream;
+
+	rcu_read_lock();
+	stream = rhashtable_lookup(&socks, &sk, by_sock);
+	if (stream && !kref_get_unless_zero(&stream->refs))
+		stream = NULL;
+	rcu_read_unlock();
+	return stream;
+}
+
+static void stream_free(struct kref *refs)
+{
+	struct stream *stream = container_of(refs, struct stream, refs);
+
+	kvfree(stream->rest);
+	kvfree(stream->unsent);
+	sock_put(stream->sk);
+	kfree_rcu(stream, rcu);
+}
+
+void stream_hold(struct stream *stream)
+{
+	kref_get(&stream->refs);
+}
+
+void stream_put(struct stream *stream)
+{
+	kref_put(&stream->refs, stream_free);
+}
+
+/**
+ * stream_queue() - have the stream's work run
+ * @stream: the stream
+ * @delay: in jiffies; sooner if it is to run sooner already
+ */
+void stream_queue(struct stream *stream, unsigned long delay)
+{
+	stream_hold(stream);
+	if (delay ? !queue_delayed_work(stream_workqueue, &stream->work, delay) :
+		    mod_delayed_work(stream_workqueue, &stream->work, 0))
+		stream_put(stream);	/* the reference of the one that was queued */
+}
+
+/**
+ * stream_make() - have a stream for a socket
+ * @sk: the socket, locked
+ * @family: index of its tables
+ * @active: it connects
+ *
+ * Return: the stream, of which the table has a reference; NULL without memory, or
+ * if there is one.
+ */
+struct stream *stream_make(struct sock *sk, unsigned int family, bool active)
+{
+	struct stream *stream = kzalloc(sizeof(*stream), GFP_ATOMIC);
+
+	if (!stream)
+		return NULL;
+	stream->sk = sk;
+	stream->family = family;
+	stream->active = active;
+	stream->worth = stream_after_bytes;
+	kref_init(&stream->refs);
+	INIT_DELAYED_WORK(&stream->work, stream_work);
+	tasklet_setup(&stream->bell, stream_ring_bell);
+	spin_lock_init(&stream->lane_lock);
+	mutex_init(&stream->tx_mutex);
+	mutex_init(&stream->tx_ring);
+	mutex_init(&stream->rx_mutex);
+	mutex_init(&stream->rx_ring);
+	INIT_HLIST_NODE(&stream->by_tuple);
+	if (rhashtable_lookup_insert_fast(&socks, &stream->by_sock, by_sock)) {
+		kfree(stream);
+		return NULL;
+	}
+	sock_hold(sk);
+	return stream;
+}
+
+/**
+ * stream_begin() - a stream is one of a peer's: its peer may open a lane for it
+ * @stream: the stream, with tuple and peer
+ */
+void stream_begin(struct stream *stream)
+{
+	spin_lock_bh(&table_lock);
+	hash_add(tuples, &stream->by_tuple, tuple_hash(&stream->tuple));
+	set_bit(STREAM_OURS, &stream->flags);
+	spin_unlock_bh(&table_lock);
+}
+
+/**
+ * stream_end() - a socket is taken over no more, or has been destroyed
+ * @stream: its stream; the table's reference is let go of
+ */
+void stream_end(struct stream *stream)
+{
+	if (test_and_set_bit(STREAM_DEAD, &stream->flags))
+		return;
+	spin_lock_bh(&table_lock);
+	hash_del(&stream->by_tuple);
+	spin_unlock_bh(&table_lock);
+	rhashtable_remove_fast(&socks, &stream->by_sock, by_sock);
+	stream_put(stream);
+}
+
+/**
+ * stream_find() - a connection to a peer
+ * @tuple: the connection, as our end sees it
+ * @peer: identity of the peer
+ *
+ * Return: the stream, held, or NULL.
+ */
+struct stream *stream_find(const struct stream_tuple *tuple, u64 peer)
+{
+	struct stream *stream, *found = NULL;
+
+	spin_lock_bh(&table_lock);
+	hash_for_each_possible(tuples, stream, by_tuple, tuple_hash(tuple)) {
+		if (stream->peer == peer &&
+		    !memcmp(&stream->tuple, tuple, sizeof(*tuple)) &&
+		    kref_get_unless_zero(&stream->refs)) {
+			found = stream;
+			break;
+		}
+	}
+	spin_unlock_bh(&table_lock);
+	return found;
+}
+
+/**
+ * stream_each() - do something with each stream that there is
+ * @what: called with a reference held; may sleep
+ *
+ * One that is made meanwhile may be left out. Context: process context.
+ */
+void stream_each(void (*what)(struct stream *stream))
+{
+	struct rhashtable_iter iter;
+	struct stream *stream;
+
+	rhashtable_walk_enter(&socks, &iter);
+	rhashtable_walk_start(&iter);
+	while ((stream = rhashtable_walk_next(&iter))) {
+		/* Resized meanwhile: some come twice. */
+		if (IS_ERR(stream))
+			continue;
+		if (!kref_get_unless_zero(&stream->refs))
+			continue;
+		rhashtable_walk_stop(&iter);
+		what(stream);
+		stream_put(stream);
+		rhashtable_walk_start(&iter);
+	}
+	rhashtable_walk_stop(&iter);
+	rhashtable_walk_exit(&iter);
+}
+
+/** stream_none() - whether no socket is taken over */
+bool stream_none(void)
+{
+	return !atomic_read(&socks.nelems);
+}
+
+int stream_table_init(void)
+{
+	seed = get_random_u32();
+	return rhashtable_init(&socks, &by_sock);
+}
+
+/* No stream is left, and nobody looks for one. */
+void stream_table_exit(void)
+{
+	rcu_barrier();
+	rhashtable_destroy(&socks);
+}

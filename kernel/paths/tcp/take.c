@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * take.c - sockets are taken over, and given back.
+ *
+ * A socket calls through two tables: sk->sk_prot, TCP's, and socket->ops, those of
+ * INET's streams. One that is taken over has a copy of each, in which some calls are
+ * ours. They are learned from a socket that we make, so that what is "the kernel's
+ * own" is known without its name.
+ *
+ * - A socket that connects gets both at SYN_SENT, in connect(), which has it locked.
+ * - A listener gets the ops only: its sk_prot would be that of its requests, children
+ *   and TIME_WAIT sockets. accept() gives the ops to the sockets that it makes.
+ * - A child gets the sk_prot when it is ESTABLISHED, before anybody can have it.
+ *
+ * Only sockets whose tables are the kernel's own, and in which nobody else has put
+ * anything: no ULP (kTLS, MPTCP), no sk_user_data (sockmap, drivers), no socket of
+ * the kernel's. What comes later has the socket given back (calls.c).
+ *
+ * Owns the tables and the list of listeners. Contexts: the tracepoint has the socket
+ * locked, by a task or in softirq.
+ */
+#include <linux/list.h>
+#include <linux/rcupdate.h>
+#include <linux/slab.h>
+#include <linux/tracepoint.h>
+#include <linux/wait.h>
+#include <net/inet_connection_sock.h>
+#include <net/tcp.h>
+
+#include "stream.h"
+
+/* How long sockets may take to go back to TCP when the module is unloaded. */
+#define LEAVE_TIME	(10 * HZ)
+
+/**
+ * struct listener - a listening socket that has our ops
+ * @sk: the socket; it cannot go before it is taken out of the list
+ * @family: index of its tables
+ * @list: in the list
+ */
+struct listener {
+	struct sock *sk;
+	unsigned int family;
+	struct list_head list;
+};
+
+const struct proto *stream_base[STREAM_FAMILIES];
+const struct proto_ops *stream_base_ops[STREAM_FAMILIES];
+struct proto stream_protos[STREAM_FAMILIES];
+struct proto_ops stream_ops[STREAM_FAMILIES];
+
+static LIST_HEAD(listeners);
+static DEFINE_SPINLOCK(listeners_lock);
+static struct tracepoint *state_point;
+static bool leaving;
+
+bool stream_leaving(void)
+{
+	return READ_ONCE(leaving);
+}
+
+/** stream_is_ours() - whether a socket still calls us */
+bool stream_is_ours(const struct sock *sk)
+{
+	const struct proto *now = READ_ONCE(sk->sk_prot);
+
+	return now == &stream_protos[0] || now == &stream_protos[1];
+}
+
+/* The family whose table that is, or -1. */
+static int family_of(const struct sock *sk)
+{
+	int i;
+
+	for (i = 0; i < STREAM_FAMILIES; i++)
+		if (stream_base[i] && sk->sk_prot == stream_base[i])
+			return i;
+	return -1;
+}
+
+/* Whether somebody else has a use for the socket. */
+static bool is_in_use(const struct sock *sk)
+{
+	return inet_csk(sk)->icsk_ulp_ops || sk->sk_user_data ||
+	       !sk->sk_net_refcnt || rcu_access_pointer(sk->sk_filter) ||
+	       tcp_sk(sk)->repair;
+}
+
+static void take_connecting(struct sock *sk)
+{
+	struct socket *sock = sk->sk_socket;
+	int family = family_of(sk);
+	struct stream *stream;
+
+	if (family < 0) {
+		/* Ours once more: it was disconnected, and connects again. */
+		stream = stream_is_ours(sk) ? stream_get(sk) : NULL;
+		if (stream) {
+			set_bit(STREAM_STAYS, &stream->flags);
+			stream_put(stream);
+		}
+		return;
+	}
+	if (!sock || READ_ONCE(sock->ops) != stream_base_ops[family] ||
+	    is_in_use(sk) || !stream_make(sk, family, true))
+		return;
+	WRITE_ONCE(sock->ops, &stream_ops[family]);
+	WRITE_ONCE(sk->sk_prot, &stream_protos[family]);
+	stream_count(STREAM_TAKEN, 1);
+}
+
+static void take_child(struct sock *sk)
+{
+	int family = family_of(sk);
+
+	if (family < 0 || is_in_use(sk) || !stream_make(sk, family, false))
+		return;
+	WRITE_ONCE(sk->sk_prot, &stream_protos[family]);
+	stream_count(STREAM_TAKEN, 1);
+}
+
+static void map(struct in6_addr *to, __be32 address)
+{
+	ipv6_addr_set_v4mapped(address, to);
+}
+
+/* The connection is there. Nothing has been sent or read but by TCP's fast open. */
+static void established(struct sock *sk)
+{
+	const struct inet_sock *inet = inet_sk(sk);
+	struct stream *stream = stream_get(sk);
+	struct stream_tuple *tuple;
+
+	if (!stream)
+		return;
+	tuple = &stream->tuple;
+	if (test_bit(STREAM_OURS, &stream->flags) ||
+	    test_bit(STREAM_STAYS, &stream->flags))
+		goto out;
+	if (!stream_peer_of(sk, &stream->peer)) {
+		stream_release(stream);
+		goto out;
+	}
+	map(&tuple->local, inet->inet_rcv_saddr);
+	map(&tuple->remote, inet->inet_daddr);
+#if IS_ENABLED(CONFIG_IPV6)
+	if (sk->sk_family == AF_INET6) {
+		tuple->local = sk->sk_v6_rcv_saddr;
+		tuple->remote = sk->sk_v6_daddr;
+	}
+#endif
+	tuple->local_port = inet->inet_sport;
+	tuple->remote_port = inet->inet_dport;
+	tuple->local_first = tcp_sk(sk)->write_seq;
+	tuple->remote_first = tcp_sk(sk)->rcv_nxt;
+	stream_begin(stream);
+out:
+	stream_put(stream);
+}
+
+static void listen_begins(struct sock *sk)
+{
+	struct listener *listener;
+	struct stream *stream;
+	int family;
+
+	/* It was one that connected: its children must not have its table. */
+	stream = stream_is_ours(sk) ? stream_get(sk) : NULL;
+	if (stream) {
+		stream_release(stream);
+		stream_put(stream);
+	}
+	family = family_of(sk);
+	if (family < 0 || is_in_use(sk) || !sk->sk_socket ||
+	    READ_ONCE(sk->sk_socket->ops) != stream_base_ops[family])
+		return;
+	listener = kmalloc(sizeof(*listener), GFP_ATOMIC);
+	if (!listener)
+		return;
+	listener->sk = sk;
+	listener->family = family;
+	spin_lock_bh(&listeners_lock);
+	list_add(&listener->list, &listeners);
+	WRITE_ONCE(sk->sk_socket->ops, &stream_ops[family]);
+	spin_unlock_bh(&listeners_lock);
+}
+
+/* Takes a listener out of the list; its socket has the kernel's ops again. */
+static void listener_release(struct listener *listener)
+{
+	struct socket *sock = listener->sk->sk_socket;
+
+	lockdep_assert_held(&listeners_lock);
+	if (sock && sock->ops == &stream_ops[listener->family])
+		WRITE_ONCE(sock->ops, stream_base_ops[listener->family]);
+	list_del(&listener->list);
+	kfree(listener);
+}
+
+static void listen_ends(struct sock *sk)
+{
+	struct listener *listener;
+
+	spin_lock_bh(&listeners_lock);
+	list_for_each_entry(listener, &listeners, list) {
+		if (listener->sk == sk) {
+			listener_release(listener);
+			break;
+		}
+	}
+	spin_unlock_bh(&listeners_lock);
+}
+
+static void state_changes(void *unused, const struct sock *sock, const int from,
+			  const int to)
+{
+	/* The tracepoint says const for the sake of those who only look. */
+	struct sock *sk = (struct sock *)sock;
+
+	if (sk->sk_protocol != IPPROTO_TCP)
+		return;
+	if (from == TCP_LISTEN)
+		listen_ends(sk);
+	if (READ_ONCE(leaving))
+		return;
+	if (to == TCP_SYN_SENT) {
+		take_connecting(sk);
+	} else if (to == TCP_LISTEN) {
+		listen_begins(sk);
+	} else if (to == TCP_ESTABLISHED) {
+		if (from == TCP_SYN_RECV)
+			take_child(sk);
+		established(sk);
+	}
+}
+
+/**
+ * stream_release() - a socket is to be TCP's alone again
+ * @stream: its stream: all of it goes by TCP, and nothing is outstanding
+ *
+ * Calls that are under way see that the tables have changed, and go by TCP.
+ *
+ * Context: the socket is locked.
+ */
+void stream_release(struct stream *stream)
+{
+	unsigned int family = stream->family;
+	struct sock *sk = stream->sk;
+	struct socket *sock = sk->sk_socket;
+
+	if (sock && sock->ops == &stream_ops[family])
+		WRITE_ONCE(sock->ops, stream_base_ops[family]);
+	if (sk->sk_prot == &stream_protos[family])
+		WRITE_ONCE(sk->sk_prot, (struct proto *)stream_base[family]);
+	stream_end(stream);
+}
+
+static void give_back(struct stream *stream)
+{
+	struct sock *sk = stream->sk;
+
+	stream_leave(stream);
+	stream_get_over(stream);
+	lock_sock(sk);
+	if (stream_is_plain(stream))
+		stream_release(stream);
+	release_sock(sk);
+	/* Those who wait in our calls go and call the kernel's. */
+	sk->sk_state_change(sk);
+}
+
+static void find_point(struct tracepoint *point, void *found)
+{
+	if (!strcmp(point->name, "inet_sock_set_state"))
+		*(struct tracepoint **)found = point;
+}
+
+/* Learn the kernel's tables of a family; a kernel without IPv6 has one. */
+static int learn(unsigned int i, int family)
+{
+	struct socket *sock;
+	int err;
+
+	err = sock_create_kern(&init_net, family, SOCK_STREAM, IPPROTO_TCP,
+			       &sock);
+	if (err)
+		return err;
+	stream_base[i] = sock->sk->sk_prot;
+	stream_base_ops[i] = sock->ops;
+	sock_release(sock);
+	stream_protos[i] = *stream_base[i];
+	stream_ops[i] = *stream_base_ops[i];
+	stream_calls_init(i);
+	return 0;
+}
+
+int stream_take_init(void)
+{
+	int err;
+
+	err = learn(0, AF_INET);
+	if (err)
+		return err;
+	err = learn(1, AF_INET6);
+	if (err && err != -EAFNOSUPPORT)
+		return err;
+	for_each_kernel_tracepoint(find_point, &state_point);
+	if (!state_point) {
+		pr_err("vmloop_tcp: this kernel has no tracepoint sock:inet_sock_set_state: use one with CONFIG_TRACEPOINTS=y\n");
+		return -ENOENT;
+	}
+	return tracepoint_probe_register(state_point, state_changes, NULL);
+}
+
+/*
+ * All sockets go back. Nobody can be on the way to one of our calls, or in one,
+ * when this returns.
+ */
+void stream_take_exit(void)
+{
+	unsigned long until = jiffies + LEAVE_TIME;
+	struct listener *listener, *next;
+
+	WRITE_ONCE(leaving, true);
+	tracepoint_synchronize_unregister();
+	spin_lock_bh(&listeners_lock);
+	list_for_each_entry_safe(listener, next, &listeners, list) {
+		/* Whoever waits in accept() looks again. */
+		listener->sk->sk_data_ready(listener->sk);
+		listener_release(listener);
+	}
+	spin_unlock_bh(&listeners_lock);
+	while (!stream_none()) {
+		stream_each(give_back);
+		if (stream_none())
+			break;
+		/* Its peer does not answer, or its reader does not read. */
+		if (time_after(jiffies, until))
+			stream_each(stream_reset);
+		schedule_timeout_uninterruptible(HZ / 100);
+	}
+	tracepoint_probe_unregister(state_point, state_changes, NULL);
+	tracepoint_synchronize_unregister();
+	/* Whoever had loaded one of our calls is in it, or has left it. */
+	synchronize_rcu_tasks();
+	synchronize_srcu(&stream_users);
+	flush_workqueue(stream_workqueue);
+}

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Connections of TCP by lanes: the stream path (kernel/paths/tcp/) over the loopback transport.
+
+Both ends are in one machine with several CPUs of its own: the lab's KVM host.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from vmlab import Lab
+from vmlab.process import Process
+
+from tests.guest.net import TOOLS, Transfer, until
+from tests.guest.pair import Pair, standing
+from tests.guest.veth import IP, inside
+
+pytestmark = [pytest.mark.one_stage, pytest.mark.kvm_only]
+
+PORT = 5501
+PARAMETERS = "/sys/module/vmloop_tcp/parameters"
+SOCKETS = Path(__file__).parent / "tools/sockets.py"
+NEVER = 2_000_000_000
+
+
+class Streams(Pair):
+    """Two namespaces of one machine with a channel, and the stream path beside that of packets."""
+
+    def load(self) -> None:
+        """All modules."""
+        super().load()
+        self.load_stream()
+
+    def load_stream(self) -> None:
+        """The stream path's."""
+        self.host.run(["insmod", str(self.modules / "vmloop_tcp.ko")])
+
+    def unload(self) -> None:
+        """All of them that are there."""
+        self.host.run("rmmod vmloop_tcp", check=False)
+        super().unload()
+
+    def counter(self, name: str) -> int:
+        """One of the module's."""
+        return int(self.host.run(f"cat {PARAMETERS}/{name}").out)
+
+    def leave_after(self, what: int) -> None:
+        """Connections get a lane after so many bytes, or calls."""
+        self.host.run(f"echo {what} >{PARAMETERS}/after_bytes; echo {what} >{PARAMETERS}/after_calls")
+
+
+@pytest.fixture
+def streams(lab: Lab) -> Iterator[Streams]:
+    """A channel with both paths."""
+    with standing(Streams(lab.host)) as one:
+        yield one
+
+
+@contextmanager
+def transfer(streams: Streams, source: str = "a", port: int = PORT) -> Iterator[Transfer]:
+    """A checked stream from one namespace to the other for the time of the block."""
+    host = streams.host
+    sink, address = ("b", IP[1]) if source == "a" else ("a", IP[0])
+    words = inside(source, TOOLS / "stream", "send", address, port)
+    one = Transfer(host.popen(inside(sink, TOOLS / "stream", "receive", port)), partial(host.popen, words), 1)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def test_stream(stage: str, streams: Streams) -> None:
+    """A long stream goes over to a lane, and every byte of it is what was sent."""
+    with transfer(streams) as one:
+        until(lambda: streams.counter("rx_bytes") > 200 << 20, 60, "bytes that came by a lane")
+        one.finish()
+    assert streams.counter("paired") == 2 and streams.counter("back") == 2
+    assert streams.counter("reset") == 0
+
+
+@contextmanager
+def duplex(streams: Streams, connections: int, seconds: int) -> Iterator[Process]:
+    """Connections that carry known bytes both ways."""
+    host = streams.host
+    with host.popen(inside("b", TOOLS / "duplex", "serve", PORT)) as server:
+        server.wait_for("ready")
+        with host.popen(inside("a", TOOLS / "duplex", "run", IP[1], PORT, connections, seconds)) as client:
+            yield client
+
+
+@pytest.mark.main("bytes were lost or came twice where a stream goes from TCP to a lane or back")
+def test_switching(stage: str, streams: Streams) -> None:
+    """Connections go to lanes and back all the time, at any byte of either direction."""
+    host = streams.host
+    streams.leave_after(1)
+    with (
+        duplex(streams, 4, 300) as client,
+        host.popen(f"while :; do echo 1 >{PARAMETERS}/go_back; sleep 0.002; done"),
+    ):
+        until(lambda: streams.counter("back") >= 60 or client.poll() is not None, 120, "lanes that came and went")
+        client.terminate()
+        result = client.wait(60)
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["received"] > 1 << 20
+    assert streams.counter("back") >= 60 and streams.counter("reset") == 0
+    assert streams.counter("rx_bytes") > 1 << 20
+
+
+@pytest.mark.main("a lane that ended took a connection with it")
+@pytest.mark.parametrize("end", ["off", "transport", "broken", "module"])
+def test_ends(stage: str, streams: Streams, end: str) -> None:
+    """However a lane ends, the connection goes on by TCP, and not a byte is lost, repeated or changed."""
+    host = streams.host
+    with duplex(streams, 6, 6) as client:
+        until(lambda: streams.counter("rx_bytes") > 10 << 20, 30, "bytes that came by lanes")
+        if end == "off":
+            host.run([str(TOOLS / "control"), "off"])
+        elif end == "transport":
+            host.run("rmmod vmloop_loopback")
+        elif end == "broken":
+            host.run("echo 1 >/sys/module/vmloop_loopback/parameters/spoil")
+        else:
+            host.run("rmmod vmloop_tcp", timeout=30)
+        result = client.wait(60)
+    assert result.code == 0, result.err
+    if end != "module":
+        assert streams.counter("back") >= 2 and streams.counter("reset") == 0
+
+
+@pytest.mark.main("a program saw another socket than TCP's")
+def test_calls(stage: str, streams: Streams) -> None:
+    """Calls return by lanes what they return by TCP: tools/sockets.py has them."""
+    host = streams.host
+    seen: dict[str, tuple[str, str]] = {}
+    for way in ("tcp", "lane"):
+        streams.leave_after(1 if way == "lane" else NEVER)
+        port = PORT + 1 + len(seen)
+        with host.popen(inside("b", "python3", SOCKETS, "serve", port)) as server:
+            server.wait_for("ready", 60)
+            client = host.run(inside("a", "python3", SOCKETS, "run", IP[1], port), timeout=120)
+            cases = client.out.count("\n")
+            until(lambda: server.out.count("\n") > cases, 30, "the server's last words")  # noqa: B023
+            seen[way] = (client.out, server.out)
+        assert (streams.counter("paired") > 0) == (way == "lane")
+    assert seen["lane"] == seen["tcp"]
+    assert streams.counter("reset") == 0
