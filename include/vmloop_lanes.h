@@ -70,6 +70,23 @@ struct vmloop_shm_entry {
 	__u8 path[64];
 };
 
+/* Packet lanes that a pair has at most. */
+#define VMLOOP_PACKET_LANES	8
+
+/**
+ * struct vmloop_packet_lane - the path's bytes of a packet lane
+ * @lanes: packet lanes that this side takes part in, 1 to VMLOOP_PACKET_LANES; of
+ *	the first lane
+ * @slot: which packet lane this is: 0 is the first, others are below the @lanes of
+ *	both sides
+ *
+ * With VMLOOP_F_SPREAD among the lane's features; without it there is one.
+ */
+struct vmloop_packet_lane {
+	__u32 lanes;
+	__u32 slot;
+};
+
 /* A word of news has a bit for each of so many lanes, or words. */
 #define VMLOOP_NEWS_BITS	64
 

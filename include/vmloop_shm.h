@@ -43,6 +43,7 @@
 #define VMLOOP_F_ROUTED		0x4ULL /* packets that the host would route */
 #define VMLOOP_F_RECEIVERS	0x8ULL /* VMLOOP_RECORD_RECEIVERS */
 #define VMLOOP_F_LANES		0x10ULL /* channels of version 2: vmloop_lanes.h */
+#define VMLOOP_F_SPREAD		0x20ULL /* several packet lanes: vmloop_lanes.h */
 
 /**
  * struct vmloop_shm_header - first page of a region

@@ -134,6 +134,7 @@ static bool channel_meet(struct vmloop_channel *channel)
 	const struct vmloop_shm_side *theirs = channel->region.theirs;
 	u32 used;
 
+	channel->slots_until = jiffies + VMLOOP_SLOTS_TIME;
 	if (READ_ONCE(theirs->major) != channel->region.major) {
 		WRITE_ONCE(channel->broken, VMLOOP_BREAK_VERSION);
 		return false;
@@ -292,25 +293,50 @@ static void channel_look_idle(struct vmloop_channel *channel)
 	vmloop_link_look_in(channel->link, msecs_to_jiffies(idle_ms) / 2 + 1);
 }
 
-/* The lane that producers of packets find. */
-static struct vmloop_lane *up_lane(const struct vmloop_channel *channel)
+/* A lane that producers of packets find. */
+static struct vmloop_lane *up_lane(const struct vmloop_channel *channel,
+				   u32 slot)
 {
-	return rcu_dereference_protected(channel->peer->up,
+	return rcu_dereference_protected(channel->peer->up[slot],
 					 lockdep_is_held(&vmloop_mutex));
 }
 
 /**
- * vmloop_channel_ring_size() - bytes of the ring that producers of packets find
+ * vmloop_channel_lanes() - how many lanes producers of packets find
  * @channel: the channel; may be NULL
+ * @ring_size: set to the bytes of all of our rings there
  *
  * Context: core mutex held.
- * Return: bytes, 0 while there is none.
+ * Return: lanes, 0 while there is none.
  */
-u32 vmloop_channel_ring_size(const struct vmloop_channel *channel)
+u32 vmloop_channel_lanes(const struct vmloop_channel *channel, u32 *ring_size)
 {
-	const struct vmloop_lane *lane = channel ? up_lane(channel) : NULL;
+	const struct vmloop_lane *lane;
+	u32 slot, count = 0;
 
-	return lane ? lane->tx.size : 0;
+	*ring_size = 0;
+	for (slot = 0; channel && slot < VMLOOP_PEER_LANES; slot++) {
+		lane = up_lane(channel, slot);
+		if (!lane)
+			continue;
+		count++;
+		*ring_size += lane->tx.size;
+	}
+	return count;
+}
+
+/* For whoever looks at the channel: frames of some flows take another way. */
+static bool is_stalled(const struct vmloop_channel *channel)
+{
+	const struct vmloop_lane *lane;
+	u32 slot;
+
+	for (slot = 0; slot < VMLOOP_PEER_LANES; slot++) {
+		lane = up_lane(channel, slot);
+		if (lane && READ_ONCE(lane->stalled))
+			return true;
+	}
+	return false;
 }
 
 /**
@@ -321,7 +347,6 @@ u32 vmloop_channel_ring_size(const struct vmloop_channel *channel)
  */
 void vmloop_channel_look(struct vmloop_channel *channel)
 {
-	const struct vmloop_lane *lane;
 	/* Pairs with the release by which the peer changes its state. */
 	u32 theirs = virt_load_acquire(&channel->region.theirs->state);
 
@@ -352,9 +377,7 @@ void vmloop_channel_look(struct vmloop_channel *channel)
 		vmloop_channel_shut(channel, false);
 
 	if (channel->state == VMLOOP_CHANNEL_UP) {
-		lane = up_lane(channel);
-		vmloop_peer_set_state(channel->peer,
-				      lane && READ_ONCE(lane->stalled) ?
+		vmloop_peer_set_state(channel->peer, is_stalled(channel) ?
 					      VMLOOP_CHANNEL_STALLED :
 					      VMLOOP_CHANNEL_UP, 0);
 		vmloop_lanes_want(channel);

@@ -38,8 +38,14 @@
 #define VMLOOP_BREAK_RETRY_MAX	(300 * HZ)
 #define VMLOOP_BREAK_FORGOTTEN	(600 * HZ)
 
-/* Lanes that a peer may open one right after the other, of paths that have one. */
-#define VMLOOP_ACCEPTS_MAX	8UL
+/*
+ * Lanes that a peer may open one right after the other, of paths whose lanes have
+ * slots: those of all slots, and again.
+ */
+#define VMLOOP_ACCEPTS_MAX	(2UL * VMLOOP_PEER_LANES)
+
+/* How long a channel that begins waits for those that the peer has yet to open. */
+#define VMLOOP_SLOTS_TIME	HZ
 
 /* Interfaces of peers that one transport's directory may hold. */
 #define VMLOOP_DIRECTORY_MAX	4096
@@ -64,7 +70,7 @@ extern struct workqueue_struct *vmloop_workqueue;
  * @gone: it was taken out of the directory
  * @wanted: bit 0: a frame for it asked for a channel; bit 1: one once did
  * @channel: its channel from the link's arrival to its removal
- * @up: the lane that producers use while the channel is up; RCU
+ * @up: the lanes that producers use while the channel is up, by slot; RCU
  * @request: asks the agent; vmloop_peer_request_in()
  * @interfaces: its interfaces
  * @stats: its counters; they outlive its channels
@@ -90,7 +96,7 @@ struct vmloop_peer {
 	bool gone;
 	unsigned long wanted;
 	struct vmloop_channel *channel;
-	struct vmloop_lane __rcu *up;
+	struct vmloop_lane __rcu *up[VMLOOP_PEER_LANES];
 	struct delayed_work request;
 	struct list_head interfaces;
 	struct vmloop_stats __percpu *stats;
@@ -140,7 +146,8 @@ struct vmloop_slot {
  * @used: with version 2: lanes in use, at most those of the region; 2 until the
  *	peer has said how many it uses
  * @rung: when it was last rung for the life of a lane, in jiffies
- * @accepts: lanes that the peer may open at once, of paths that have one
+ * @slots_until: how long to wait for slots of the peer's after it was met, in jiffies
+ * @accepts: lanes that the peer may open at once, of paths whose lanes have slots
  * @accept_at: when @accepts last grew, in jiffies
  * @want_delay: how long to wait before a lane is asked for again, in jiffies
  * @want_at: when it is, in jiffies
@@ -172,6 +179,7 @@ struct vmloop_channel {
 	struct vmloop_slot *slots;
 	u32 used;
 	unsigned long rung;
+	unsigned long slots_until;
 	unsigned long accepts;
 	unsigned long accept_at;
 	unsigned long want_delay;
@@ -223,7 +231,7 @@ void vmloop_channel_begin(struct vmloop_link *link, struct vmloop_peer *peer);
 void vmloop_channel_look(struct vmloop_channel *channel);
 void vmloop_channel_shut(struct vmloop_channel *channel, bool peer_alive);
 void vmloop_channel_end(struct vmloop_channel *channel, bool peer_alive);
-u32 vmloop_channel_ring_size(const struct vmloop_channel *channel);
+u32 vmloop_channel_lanes(const struct vmloop_channel *channel, u32 *ring_size);
 const char *vmloop_channel_state_name(enum vmloop_channel_state state);
 
 /* table.c */

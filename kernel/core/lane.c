@@ -34,16 +34,31 @@
 
 /* The data path ---------------------------------------------------------- */
 
+/*
+ * The lane of a flow. Among how many the flows are spread, the first lane says: its
+ * @spread does not change while producers find it, so no flow changes its lane. A
+ * slot that is empty takes no flow from another.
+ */
+static struct vmloop_lane *flow_lane(const struct vmloop_peer *peer, u32 flow)
+{
+	struct vmloop_lane *first = rcu_dereference(peer->up[0]);
+
+	if (!first || first->spread <= 1)
+		return first;
+	return rcu_dereference(peer->up[reciprocal_scale(flow, first->spread)]);
+}
+
 /**
  * vmloop_peer_lane() - the lane to produce into for a peer
  * @peer: the peer
+ * @flow: a hash of what must stay in order: the same one has the same lane
  *
  * Context: rcu_read_lock() held; the lane is good until it is let go of.
  * Return: the lane, or NULL while the standard network must be used.
  */
-struct vmloop_lane *vmloop_peer_lane(struct vmloop_peer *peer)
+struct vmloop_lane *vmloop_peer_lane(struct vmloop_peer *peer, u32 flow)
 {
-	struct vmloop_lane *lane = rcu_dereference(peer->up);
+	struct vmloop_lane *lane = flow_lane(peer, flow);
 
 	if (lane && unlikely(READ_ONCE(lane->stalled)))
 		return NULL;
@@ -54,13 +69,15 @@ EXPORT_SYMBOL_GPL(vmloop_peer_lane);
 /**
  * vmloop_peer_why_no_lane() - why vmloop_peer_lane() has just found none
  * @peer: the peer
+ * @flow: as there
  *
  * Context: rcu_read_lock() held.
  * Return: the counter of the reason.
  */
-enum vmloop_counter vmloop_peer_why_no_lane(const struct vmloop_peer *peer)
+enum vmloop_counter vmloop_peer_why_no_lane(const struct vmloop_peer *peer,
+					    u32 flow)
 {
-	if (rcu_access_pointer(peer->up))
+	if (flow_lane(peer, flow))
 		return VMLOOP_STANDARD_STALLED;
 	/* Unlocked look: a state that is changing may count as either. */
 	return READ_ONCE(peer->state) == VMLOOP_CHANNEL_CLOSING ?
@@ -213,18 +230,14 @@ static struct vmloop_lane *lane_make(struct vmloop_channel *channel, u32 number,
 	return lane;
 }
 
-/*
- * Memory for our ring, of the size asked for or the largest that there is; that is
- * never all of our data, for the sake of other lanes.
- */
+/* Memory for our ring, of the size asked for or the largest that there is. */
 static int ring_take(struct vmloop_channel *channel, u32 *size, u32 *offset)
 {
 	bool any = !*size;
 	int err;
 
 	if (any)
-		*size = rounddown_pow_of_two(min_t(u64, VMLOOP_RING_MAX,
-						   channel->region.tx_size) - 1);
+		*size = vmloop_channel_ring_max(channel);
 	do {
 		err = vmloop_area_take(&channel->area, *size, offset);
 		if (err != -ENOSPC || !any)
@@ -265,6 +278,8 @@ static int ring_describe(struct vmloop_lane *lane,
 	WRITE_ONCE(ours->features, lane->path->features);
 	memcpy(ours->path, ask->say, sizeof(ours->path));
 	lane->priv = ask->priv;
+	lane->slot = ask->slot;
+	lane->spread = ask->spread;
 	return 0;
 }
 
@@ -304,21 +319,51 @@ static void lane_up(struct vmloop_lane *lane)
 {
 	WRITE_ONCE(lane->phase, VMLOOP_LANE_UP);
 	lane->path->lane_up(lane);
-	if (lane->path->by_peer)
-		rcu_assign_pointer(lane->peer->up, lane);
+	if (!lane->path->by_peer)
+		return;
+	lane->spread = clamp_t(u32, lane->spread, 1, VMLOOP_PEER_LANES);
+	rcu_assign_pointer(lane->peer->up[lane->slot], lane);
 }
 
-/* The lane that a path has, of paths that have one for a peer. */
-static struct vmloop_lane *live_lane(const struct vmloop_channel *channel,
-				     const struct vmloop_path *path)
+/**
+ * vmloop_channel_slot() - the lane that has a slot
+ * @channel: the channel
+ * @path: whose lane, with by_peer
+ * @slot: which one
+ *
+ * Context: core mutex held.
+ * Return: the lane, open here and perhaps not yet on the other side, or NULL.
+ */
+struct vmloop_lane *vmloop_channel_slot(const struct vmloop_channel *channel,
+					const struct vmloop_path *path,
+					u32 slot)
 {
 	struct vmloop_lane *lane;
 
+	lockdep_assert_held(&vmloop_mutex);
 	list_for_each_entry(lane, &channel->lanes, list)
-		if (lane->path == path && lane->phase != VMLOOP_LANE_CLOSED)
+		if (lane->path == path && lane->slot == slot &&
+		    lane->phase != VMLOOP_LANE_CLOSED)
 			return lane;
 	return NULL;
 }
+EXPORT_SYMBOL_GPL(vmloop_channel_slot);
+
+/**
+ * vmloop_channel_ring_max() - how large a ring of ours can be
+ * @channel: the channel, with a table of lanes
+ *
+ * Context: core mutex held.
+ * Return: bytes of the largest ring if there is no other lane, a power of two.
+ */
+u32 vmloop_channel_ring_max(const struct vmloop_channel *channel)
+{
+	u64 data = min_t(u64, VMLOOP_RING_MAX, channel->region.tx_size);
+
+	/* Never all of our data, for the sake of other lanes. */
+	return rounddown_pow_of_two(data - 1);
+}
+EXPORT_SYMBOL_GPL(vmloop_channel_ring_max);
 
 /**
  * vmloop_channel_lane() - open a lane
@@ -329,12 +374,13 @@ static struct vmloop_lane *live_lane(const struct vmloop_channel *channel,
  * The path's lane_open is called before this returns; lane_up when the peer has
  * accepted it; lane_close and lane_ended if it is refused.
  *
- * Context: process context, from the path's channel_open or vmloop_channel_do().
+ * Context: process context, from the path's channel_open or lane_up, or
+ * vmloop_channel_do().
  * Return: the lane, which the path may use until its lane_close; or -ENOSPC: no
  * number or no memory is free; -EBUSY: the peer has not let go of most of our
- * memory; -EINVAL: the ring's size is none; -EOPNOTSUPP: the channel has no table of lanes;
- * -ENOTCONN: it is ending; -EEXIST: the path has one for each peer, and that is
- * there; -ENODEV: the path is not registered; or what its lane_open returned.
+ * memory; -EINVAL: the ring's size is none, or the slot; -EOPNOTSUPP: the
+ * channel has no table of lanes; -ENOTCONN: it is ending; -EEXIST: the slot has
+ * a lane; -ENODEV: the path is not registered; or what its lane_open returned.
  */
 struct vmloop_lane *vmloop_channel_lane(struct vmloop_channel *channel,
 					const struct vmloop_path *path,
@@ -351,7 +397,9 @@ struct vmloop_lane *vmloop_channel_lane(struct vmloop_channel *channel,
 		return ERR_PTR(-ENOTCONN);
 	if (vmloop_path_find(path->kind) != path)
 		return ERR_PTR(-ENODEV);
-	if (path->by_peer && live_lane(channel, path))
+	if (ask->slot >= VMLOOP_PEER_LANES)
+		return ERR_PTR(-EINVAL);
+	if (path->by_peer && vmloop_channel_slot(channel, path, ask->slot))
 		return ERR_PTR(-EEXIST);
 	for (number = channel->link->side; number < channel->used; number += 2)
 		if (!channel->slots[number].lane &&
@@ -386,19 +434,27 @@ err_ring:
 }
 EXPORT_SYMBOL_GPL(vmloop_channel_lane);
 
-/*
- * Whether a lane of a path that has one for a peer is not to be accepted. Both
- * sides may have opened one: that of side 0 stays. A peer that opens one after the
- * other costs us much, so it gets a few at once, and then one a second.
- */
-static bool is_one_too_many(struct vmloop_channel *channel,
-			    const struct vmloop_path *path)
+/* Whether a slot is not the peer's to open. Where both sides have, side 0's stays. */
+static bool is_taken(const struct vmloop_channel *channel,
+		     const struct vmloop_path *path, u32 slot)
 {
-	const struct vmloop_lane *lane = live_lane(channel, path);
+	const struct vmloop_lane *lane;
+
+	if (slot >= VMLOOP_PEER_LANES)
+		return true;
+	lane = vmloop_channel_slot(channel, path, slot);
+	return lane && (!channel->link->side ||
+			lane->phase != VMLOOP_LANE_OPENING);
+}
+
+/*
+ * Whether the peer opens lanes that have slots too often: one after the other costs
+ * us much, so it gets some at once, and then one a second.
+ */
+static bool is_one_too_many(struct vmloop_channel *channel)
+{
 	unsigned long seconds = (jiffies - channel->accept_at) / HZ;
 
-	if (lane && (!channel->link->side || lane->phase != VMLOOP_LANE_OPENING))
-		return true;
 	if (seconds) {
 		channel->accepts = min(channel->accepts + seconds,
 				       VMLOOP_ACCEPTS_MAX);
@@ -423,7 +479,7 @@ static u32 lane_accept(struct vmloop_channel *channel, u32 number)
 	path = vmloop_path_find(READ_ONCE(theirs->lane.kind));
 	if (!path)
 		return VMLOOP_REASON_KIND;
-	if (path->by_peer && is_one_too_many(channel, path))
+	if (path->by_peer && is_one_too_many(channel))
 		return VMLOOP_REASON_ROOM;
 	lane = lane_make(channel, number, path);
 	if (!lane)
@@ -439,6 +495,8 @@ static u32 lane_accept(struct vmloop_channel *channel, u32 number)
 			goto err_wanted;
 	}
 	reason = VMLOOP_REASON_ROOM;
+	if (path->by_peer && is_taken(channel, path, ask.slot))
+		goto err_wanted;
 	if (ring_describe(lane, &ask))
 		goto err_wanted;
 	if (path->lane_open(lane))
@@ -461,8 +519,8 @@ err_wanted:
 static void lane_hide(struct vmloop_lane *lane)
 {
 	if (lane->path->by_peer &&
-	    rcu_access_pointer(lane->peer->up) == lane)
-		RCU_INIT_POINTER(lane->peer->up, NULL);
+	    rcu_access_pointer(lane->peer->up[lane->slot]) == lane)
+		RCU_INIT_POINTER(lane->peer->up[lane->slot], NULL);
 	WRITE_ONCE(lane->phase, VMLOOP_LANE_HIDDEN);
 }
 
@@ -725,6 +783,39 @@ void vmloop_lanes_look(struct vmloop_channel *channel)
 	look_at_waiting(channel);
 }
 
+/* How far the lanes of a path whose lanes have slots have come. */
+enum slots_are {
+	SLOTS_MISSING,		/* some are not there */
+	SLOTS_OPENING,		/* all are, some not yet on the other side */
+	SLOTS_UP,
+};
+
+/* Of all slots, or of those only that are ours to open. */
+static enum slots_are slots_are(const struct vmloop_channel *channel,
+				const struct vmloop_path *path, bool only_ours)
+{
+	const struct vmloop_lane *first = vmloop_channel_slot(channel, path, 0);
+	enum slots_are are = SLOTS_UP;
+	const struct vmloop_lane *lane;
+	u32 slot;
+
+	if (!first)
+		return SLOTS_MISSING;
+	if (first->phase != VMLOOP_LANE_UP)
+		return SLOTS_OPENING;
+	/* Who opened the first one opens the others. */
+	if (only_ours && !first->opened)
+		return SLOTS_UP;
+	for (slot = 1; slot < first->spread; slot++) {
+		lane = vmloop_channel_slot(channel, path, slot);
+		if (!lane)
+			return SLOTS_MISSING;
+		if (lane->phase != VMLOOP_LANE_UP)
+			are = SLOTS_OPENING;
+	}
+	return are;
+}
+
 /**
  * vmloop_lanes_want() - open lanes that paths should have and have not
  * @channel: a channel that is up
@@ -737,15 +828,15 @@ void vmloop_lanes_look(struct vmloop_channel *channel)
 void vmloop_lanes_want(struct vmloop_channel *channel)
 {
 	const struct vmloop_path *path = vmloop_path_find(VMLOOP_LANE_PACKET);
-	const struct vmloop_lane *lane;
+	enum slots_are are;
 
 	if (!channel->slots || !path || !path->by_peer || !path->channel_open)
 		return;
-	lane = live_lane(channel, path);
-	/* One that may yet be refused does not end the waiting. */
-	if (lane && lane->phase == VMLOOP_LANE_UP)
+	are = slots_are(channel, path, true);
+	/* What may yet be refused does not end the waiting. */
+	if (are == SLOTS_UP)
 		channel->want_delay = 0;
-	if (lane)
+	if (are != SLOTS_MISSING)
 		return;
 	if (!channel->want_delay) {
 		channel->want_delay = WANT_FIRST;
@@ -761,19 +852,28 @@ void vmloop_lanes_want(struct vmloop_channel *channel)
 
 /**
  * vmloop_lanes_answered() - whether the peer has answered for all lanes of ours
- * @channel: the channel
+ * @channel: the channel, its peer met
+ *
+ * And has opened those slots that are its own to open, or let the time for it pass.
  *
  * Context: core mutex held.
- * Return: false while one waits to be accepted or refused.
+ * Return: false while one waits to be accepted or refused, or for the peer.
  */
 bool vmloop_lanes_answered(const struct vmloop_channel *channel)
 {
+	const struct vmloop_path *path = vmloop_path_find(VMLOOP_LANE_PACKET);
 	const struct vmloop_lane *lane;
 
 	list_for_each_entry(lane, &channel->lanes, list)
 		if (lane->phase == VMLOOP_LANE_OPENING)
 			return false;
-	return true;
+	if (!path || !path->by_peer ||
+	    !vmloop_channel_slot(channel, path, 0) ||
+	    slots_are(channel, path, false) != SLOTS_MISSING ||
+	    time_after_eq(jiffies, channel->slots_until))
+		return true;
+	vmloop_link_look_in(channel->link, channel->slots_until - jiffies);
+	return false;
 }
 
 /* The end of a channel --------------------------------------------------- */

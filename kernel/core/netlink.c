@@ -50,7 +50,8 @@ enum {
 	PEER_BREAK,
 	PEER_BREAKS,
 	PEER_RETRY_MS,
-	PEER_MAX = PEER_RETRY_MS,
+	PEER_LANES,
+	PEER_MAX = PEER_LANES,
 };
 
 enum {
@@ -234,7 +235,7 @@ static u32 peer_retry_ms(const struct vmloop_peer *peer)
 
 static int peer_fill(struct sk_buff *skb, const struct vmloop_peer *peer)
 {
-	u32 ring = vmloop_channel_ring_size(peer->channel);
+	u32 ring, lanes = vmloop_channel_lanes(peer->channel, &ring);
 
 	if (nla_put_u64_64bit(skb, PEER_ID, peer->id, PAD) ||
 	    nla_put_u64_64bit(skb, PEER_EPOCH, peer->epoch, PAD) ||
@@ -246,7 +247,8 @@ static int peer_fill(struct sk_buff *skb, const struct vmloop_peer *peer)
 	    nla_put_u32(skb, PEER_RING_SIZE, ring) ||
 	    nla_put_u32(skb, PEER_BREAK, peer->break_reason) ||
 	    nla_put_u32(skb, PEER_BREAKS, peer->breaks) ||
-	    nla_put_u32(skb, PEER_RETRY_MS, peer_retry_ms(peer)))
+	    nla_put_u32(skb, PEER_RETRY_MS, peer_retry_ms(peer)) ||
+	    nla_put_u32(skb, PEER_LANES, lanes))
 		return -EMSGSIZE;
 	return 0;
 }

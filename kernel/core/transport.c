@@ -22,7 +22,8 @@ MODULE_PARM_DESC(tables, "know channels with a table of lanes; off: as modules b
 u64 vmloop_features(void)
 {
 	return VMLOOP_F_LARGE | VMLOOP_F_GSO_UDP | VMLOOP_F_ROUTED |
-	       VMLOOP_F_RECEIVERS | (tables ? VMLOOP_F_LANES : 0);
+	       VMLOOP_F_RECEIVERS | VMLOOP_F_SPREAD |
+	       (tables ? VMLOOP_F_LANES : 0);
 }
 EXPORT_SYMBOL_GPL(vmloop_features);
 

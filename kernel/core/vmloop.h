@@ -225,6 +225,9 @@ enum vmloop_lane_phase {
  * @priv: the path's own
  * @number: its number in the channel; both sides have the same
  * @opened: we opened it, and the peer accepted it; false: the other way round
+ * @slot: with @path's by_peer: which of the peer's lanes it is, 0 for the first
+ * @spread: of slot 0: among so many slots producers are spread; the path's to set,
+ *	until its lane_up returns
  * @features: VMLOOP_F_* that both sides' paths offer; from lane_up on
  * @said: what the peer's path said of it; from lane_up on, and for a lane that
  *	the peer opened from lane_wanted on. Written by the peer: untrusted
@@ -252,6 +255,8 @@ struct vmloop_lane {
 	void *priv;
 	u32 number;
 	bool opened;
+	u32 slot;
+	u32 spread;
 	u64 features;
 	u8 said[VMLOOP_LANE_BYTES];
 
@@ -273,15 +278,23 @@ struct vmloop_lane {
 	struct vmloop_ring_rx rx ____cacheline_aligned_in_smp;
 };
 
+/* Lanes of a peer that producers find, at most. */
+#define VMLOOP_PEER_LANES	VMLOOP_PACKET_LANES
+
 /**
  * struct vmloop_lane_ask - what a path wants a lane to be
  * @ring_size: bytes of our ring, a power of two from one page of the layout up;
  *	0 for the largest that our data has room for
+ * @slot: with by_peer: becomes the lane's; below VMLOOP_PEER_LANES, and no other
+ *	lane's that is open
+ * @spread: becomes the lane's
  * @say: the path's own bytes, for the other side's path
  * @priv: becomes the lane's
  */
 struct vmloop_lane_ask {
 	u32 ring_size;
+	u32 slot;
+	u32 spread;
 	u8 say[VMLOOP_LANE_BYTES];
 	void *priv;
 };
@@ -294,10 +307,12 @@ struct vmloop_lane_ask {
  * @grain: what its rings carry
  * @features: VMLOOP_F_* that it understands
  * @max_record: largest record payload in bytes that it accepts
- * @by_peer: producers find its one lane of a peer by vmloop_peer_lane()
+ * @by_peer: producers find its lanes of a peer by vmloop_peer_lane(); a peer has
+ *	one for each slot
  * @channel_open: optional. A channel begins, or the path is loaded while it is
  *	there (@late); @side is ours. Open the lanes that are to be there from
- *	the first moment, by vmloop_channel_lane(). Core mutex held, may sleep.
+ *	the first moment, by vmloop_channel_lane(). With @by_peer it comes again
+ *	(@late) while some are missing. Core mutex held, may sleep.
  * @lane_wanted: optional. The peer has opened a lane (@lane: number, said, peer).
  *	Fill in @ask, and make nothing yet: it may still come to nothing. Returns
  *	VMLOOP_REASON_NONE to accept it, or why not. Core mutex held, may
@@ -305,8 +320,8 @@ struct vmloop_lane_ask {
  * @lane_open: mandatory. The lane's own ring is ready; make what is needed to
  *	use it. Nothing is produced or consumed yet. Core mutex held, may
  *	sleep. Returns 0 or a negative errno: then there is no lane.
- * @lane_up: mandatory. Both sides are ready: consume from now on. Core mutex
- *	held, may sleep.
+ * @lane_up: mandatory. Both sides are ready: consume from now on. Other lanes may
+ *	be opened. Core mutex held, may sleep.
  * @lane_down: mandatory, after @lane_up. Produce nothing more: after return no
  *	producer is in the lane (with @by_peer none is by then), and what the path
  *	holds back for it has gone another way. Consuming goes on. Core mutex
@@ -357,6 +372,10 @@ void vmloop_lanes_do(const struct vmloop_path *path,
 struct vmloop_lane *vmloop_channel_lane(struct vmloop_channel *channel,
 					const struct vmloop_path *path,
 					const struct vmloop_lane_ask *ask);
+u32 vmloop_channel_ring_max(const struct vmloop_channel *channel);
+struct vmloop_lane *vmloop_channel_slot(const struct vmloop_channel *channel,
+					const struct vmloop_path *path,
+					u32 slot);
 int vmloop_channel_do(u64 peer,
 		      void (*what)(struct vmloop_channel *channel, void *data),
 		      void *data);
@@ -365,8 +384,9 @@ void vmloop_lane_put(struct vmloop_lane *lane);
 void vmloop_lane_shut(struct vmloop_lane *lane, u32 reason);
 
 /* For paths, on the data path. */
-struct vmloop_lane *vmloop_peer_lane(struct vmloop_peer *peer);
-enum vmloop_counter vmloop_peer_why_no_lane(const struct vmloop_peer *peer);
+struct vmloop_lane *vmloop_peer_lane(struct vmloop_peer *peer, u32 flow);
+enum vmloop_counter vmloop_peer_why_no_lane(const struct vmloop_peer *peer,
+					    u32 flow);
 u64 vmloop_lane_features(const struct vmloop_lane *lane);
 bool vmloop_lane_ring(struct vmloop_lane *lane);
 void vmloop_lane_ring_anyway(struct vmloop_lane *lane);

@@ -168,6 +168,7 @@ ONE_OF_EACH = (
     "changing_records",
     "life_backwards",
     "lanes_of_packets",
+    "lanes_of_wild_slots",
 )
 MAIN = pytest.mark.main("what a peer writes is hostile: positions and records")
 

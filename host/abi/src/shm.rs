@@ -57,6 +57,8 @@ constants! {
     VMLOOP_F_RECEIVERS: u64 = 1 << 3;
     /// Channels of version 2.
     VMLOOP_F_LANES: u64 = 1 << 4;
+    /// Several packet lanes.
+    VMLOOP_F_SPREAD: u64 = 1 << 5;
 }
 
 wire! {
@@ -526,7 +528,8 @@ pub fn layout() -> String {
 
     consts!(VMLOOP_SHM_MAGIC VMLOOP_SHM_MAJOR VMLOOP_SHM_MINOR VMLOOP_SHM_PAGE
         VMLOOP_SHM_LANES VMLOOP_REGION_CHANNEL VMLOOP_REGION_CONTROL VMLOOP_F_LARGE
-        VMLOOP_F_GSO_UDP VMLOOP_F_ROUTED VMLOOP_F_RECEIVERS VMLOOP_F_LANES);
+        VMLOOP_F_GSO_UDP VMLOOP_F_ROUTED VMLOOP_F_RECEIVERS VMLOOP_F_LANES
+        VMLOOP_F_SPREAD);
     structure!(Header "vmloop_shm_header" magic major minor kind size side_offset side_size
         reserved data_offset data_size);
     consts!(VMLOOP_SIDE_ABSENT VMLOOP_SIDE_READY VMLOOP_SIDE_CLOSING VMLOOP_SIDE_CLOSED

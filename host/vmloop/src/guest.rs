@@ -166,7 +166,7 @@ fn show_peers(out: &mut dyn Write, peers: &[Peer]) -> io::Result<()> {
                 first(dash(&peer.name)),
                 first(state),
                 first(if peer.tag == 0 { "-".into() } else { peer.tag.to_string() }),
-                first(if peer.ring_size == 0 { "-".into() } else { bytes(peer.ring_size) }),
+                first(rings(peer)),
                 first(peer.transport.clone()),
                 dash(&interface.local_mac),
                 dash(&interface.mac),
@@ -183,6 +183,15 @@ fn show_peers(out: &mut dyn Write, peers: &[Peer]) -> io::Result<()> {
         );
     }
     table.write(out)
+}
+
+/// Bytes of its rings of packets, and how many they are where there are several.
+fn rings(peer: &Peer) -> String {
+    match (peer.ring_size, peer.lanes) {
+        (0, _) => "-".into(),
+        (size, 0 | 1) => bytes(size),
+        (size, lanes) => format!("{} in {lanes}", bytes(size)),
+    }
 }
 
 /// The state of a peer's channel, why so, and when it is tried again if it is not up.

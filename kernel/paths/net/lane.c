@@ -110,23 +110,13 @@ static void lane_up(struct vmloop_lane *lane)
 
 	/* Pairs with the acquire in poll(): lane->rx was filled in before. */
 	smp_store_release(&net->up, true);
+	net_spread_up(lane);
 	net_receivers_tell(lane, true);
 	net_ring(net, true);	/* once for nothing: to know what it costs */
 	/* The peer may have begun to produce before we could look. */
 	local_bh_disable();
 	napi_schedule(&net->napi);
 	local_bh_enable();
-}
-
-/* One lane for each peer; side 0 opens it, or whichever side gets the path later. */
-static void channel_open(struct vmloop_channel *channel, unsigned int side,
-			 bool late)
-{
-	const struct vmloop_lane_ask ask = {};
-
-	/* Without a lane, for want of memory, frames take the standard network. */
-	if (!side || late)
-		vmloop_channel_lane(channel, &net_path, &ask);
 }
 
 static void lane_down(struct vmloop_lane *lane)
@@ -197,8 +187,10 @@ const struct vmloop_path net_path = {
 	.kind = VMLOOP_LANE_PACKET,
 	.grain = VMLOOP_RING_RECORDS,
 	.by_peer = true,
-	.channel_open = channel_open,
+	.channel_open = net_spread_open,
+	.lane_wanted = net_spread_wanted,
 	.features = VMLOOP_F_LARGE | VMLOOP_F_ROUTED | VMLOOP_F_RECEIVERS |
+		    VMLOOP_F_SPREAD |
 		    (COMPAT_GSO_UDP_L4 ? VMLOOP_F_GSO_UDP : 0),
 	.max_record = sizeof(struct vmloop_shm_frame) + VMLOOP_FRAME_MAX,
 	.lane_open = lane_open,

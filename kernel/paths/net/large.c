@@ -95,7 +95,8 @@ static bool channel_takes_it(struct sk_buff *skb, struct net_device *dev,
 		return false;
 	if (interface->flags & VMLOOP_PEER_ROUTED)
 		needed |= VMLOOP_F_ROUTED;
-	lane = vmloop_peer_lane(interface->peer);
+	lane = vmloop_peer_lane(interface->peer,
+				net_flow(skb, 0, htons(ETH_P_IP)));
 	if (!lane || (vmloop_lane_features(lane) & needed) != needed ||
 	    skb->len + ETH_HLEN > net_offload_max(lane))
 		return false;

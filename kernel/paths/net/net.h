@@ -10,6 +10,8 @@
  *   counters.c  what passed us is in the interface's counters
  *   shaping.c  what an interface's root qdisc would do to a frame
  *   receivers.c  which interfaces can receive, told from side to side
+ *   flow.c   which frames must stay in order, and so in one lane
+ *   spread.c how many lanes a peer has
  *   tx.c     a frame leaves: into the ring, the queue, or past us
  *   offload.c  its segmentation and checksum: said to the peer, or done before
  *   held.c   a datagram stays its sender's until the peer has read it
@@ -196,6 +198,15 @@ int net_receivers_said(struct net_lane *net, const void *payload, u32 size);
 bool net_receiver_is_good(const struct net_lane *net,
 			  const struct vmloop_interface *interface);
 void net_receivers_exit(void);
+
+/* flow.c; any context */
+u32 net_flow(const struct sk_buff *skb, unsigned int offset, __be16 protocol);
+
+/* spread.c; core mutex held */
+void net_spread_open(struct vmloop_channel *channel, unsigned int side,
+		     bool late);
+u32 net_spread_wanted(struct vmloop_lane *lane, struct vmloop_lane_ask *ask);
+void net_spread_up(struct vmloop_lane *lane);
 
 /* recent.c */
 void net_recent_want(void);

@@ -315,6 +315,7 @@ unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb)
 	struct vmloop_lane *lane;
 	struct ethhdr *eth;
 	int reason;
+	u32 flow;
 
 	if (!pskb_may_pull(skb, ETH_HLEN))
 		return NF_ACCEPT;
@@ -325,7 +326,8 @@ unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb)
 	if (!interface)
 		goto standard;
 
-	lane = vmloop_peer_lane(interface->peer);
+	flow = net_flow(skb, ETH_HLEN, eth->h_proto);
+	lane = vmloop_peer_lane(interface->peer, flow);
 	if (lane) {
 		reason = net_nic_why_not(nic, skb);
 		if (reason == NET_NO_REASON)
@@ -333,7 +335,7 @@ unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb)
 		if (reason == NET_NO_REASON)
 			return tx(nic, interface, lane, skb);
 	} else {
-		reason = vmloop_peer_why_no_lane(interface->peer);
+		reason = vmloop_peer_why_no_lane(interface->peer, flow);
 		vmloop_peer_want(interface->peer);
 	}
 	vmloop_count(interface->peer, reason, 1);

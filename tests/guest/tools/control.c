@@ -40,7 +40,7 @@ static const struct field peer_fields[] = {
 	{}, { "id", U64 }, { "epoch", U64 }, { "name", TEXT }, { "tag", U32 },
 	{ "state", STATE }, { "reason", U32 }, { "transport", TEXT }, { "ring_size", U32 },
 	{ "interface", INTERFACE, 1 }, { "stats", STATS }, { "break", U32 },
-	{ "breaks", U32 }, { "retry_ms", U32 },
+	{ "breaks", U32 }, { "retry_ms", U32 }, { "lanes", U32 },
 };
 
 static const struct field interface_fields[] = {

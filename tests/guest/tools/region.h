@@ -37,22 +37,33 @@ static inline volatile struct vmloop_shm_entry *region_entry(uint8_t *base, unsi
 						    VMLOOP_TABLE_ENTRIES) + number;
 }
 
-/* Number of the lane of packets. */
-static inline uint32_t region_packets(uint8_t *base)
+/* Number of the packet lane that has a slot; -1 if there is none. */
+static inline int region_slot(uint8_t *base, uint32_t slot)
 {
 	volatile struct vmloop_shm_table *table = region_table(base, 0);
 	volatile struct vmloop_shm_entry *entry;
 	uint32_t number;
 
 	if (!table)
-		return 0;
+		return slot ? -1 : 0;
 	for (number = 0; number < table->lanes; number++) {
 		entry = region_entry(base, 0, number);
 		if (life_step(entry->life) == VMLOOP_LIFE_OPEN &&
-		    entry->lane.kind == VMLOOP_LANE_PACKET)
-			return number;
+		    entry->lane.kind == VMLOOP_LANE_PACKET &&
+		    ((volatile struct vmloop_packet_lane *)entry->path)->slot == slot)
+			return (int)number;
 	}
-	fail("no lane of packets is open");
+	return -1;
+}
+
+/* Number of the first lane of packets. */
+static inline uint32_t region_packets(uint8_t *base)
+{
+	int number = region_slot(base, 0);
+
+	if (number < 0)
+		fail("no lane of packets is open");
+	return (uint32_t)number;
 }
 
 static inline volatile struct vmloop_shm_lane *region_lane(uint8_t *base, unsigned int side,

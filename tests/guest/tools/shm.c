@@ -558,8 +558,13 @@ static void misplaced_padding(void)
 
 static void tail_past_the_head(void)
 {
-	/* Seen when the victim sends, and looks how much we have read. */
-	us.lane->rx_tail = us.lane->rx_tail + 0x10000000;
+	unsigned int side = us.device->id & 1;
+	uint32_t slot;
+	int number;
+
+	/* Seen when the victim sends, by whatever lane, and looks how much we have read. */
+	for (slot = 0; (number = region_slot(us.device->base, slot)) >= 0; slot++)
+		region_lane(us.device->base, side, (uint32_t)number)->rx_tail += 0x10000000;
 	ring_doorbell();
 }
 
@@ -649,11 +654,37 @@ static void life_refused_too_late(void)
 	say_life(us.entry->life - life_step(us.entry->life) + VMLOOP_LIFE_REFUSED);
 }
 
+static void news_of_all(void)
+{
+	uint32_t word;
+
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	for (word = 0; word < VMLOOP_NEWS_BITS; word++)
+		us.news->lanes[word] = ~us.news->lanes[word];
+	us.news->groups = ~us.news->groups;
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	ring_nothing();
+}
+
+/* One lane of packets alone is closed, the last one. */
+static void last_packet_lane_closes(void)
+{
+	volatile struct vmloop_shm_entry *entry;
+	int number, last = (int)us.number;
+	uint32_t slot;
+
+	for (slot = 1; (number = region_slot(us.device->base, slot)) >= 0; slot++)
+		last = number;
+	entry = region_entry(us.device->base, us.device->id & 1, (uint32_t)last);
+	entry->life = entry->life - life_step(entry->life) + VMLOOP_LIFE_CLOSED;
+	news_of_all();
+}
+
 /* Every lane that we may open: what nobody serves, or with a ring that cannot be. */
 static void open_all(uint32_t kind)
 {
 	volatile struct vmloop_shm_entry *entry;
-	uint32_t lane, word;
+	uint32_t lane;
 
 	for (lane = us.device->id & 1; lane < us.lanes; lane += 2) {
 		entry = region_entry(us.device->base, us.device->id & 1, lane);
@@ -664,12 +695,7 @@ static void open_all(uint32_t kind)
 		entry->lane.ring_offset = ~0ULL;
 		entry->life = entry->life - life_step(entry->life) + VMLOOP_LIFE_OPEN;
 	}
-	__atomic_thread_fence(__ATOMIC_SEQ_CST);
-	for (word = 0; word < VMLOOP_NEWS_BITS; word++)
-		us.news->lanes[word] = ~us.news->lanes[word];
-	us.news->groups = ~us.news->groups;
-	__atomic_thread_fence(__ATOMIC_SEQ_CST);
-	ring_nothing();
+	news_of_all();
 }
 
 static void lanes_of_no_kind(void)
@@ -680,6 +706,35 @@ static void lanes_of_no_kind(void)
 static void lanes_of_packets(void)
 {
 	open_all(VMLOOP_LANE_PACKET);
+}
+
+/*
+ * Every lane that we may open, as one of packets with a ring that could be: slots that
+ * there are not, and again and again those that there are.
+ */
+static void lanes_of_wild_slots(void)
+{
+	const struct vmloop_shm_header *header = (void *)us.device->base;
+	volatile struct vmloop_packet_lane *says;
+	volatile struct vmloop_shm_entry *entry;
+	uint32_t lane, size = 1U << 19;
+
+	while (size > header->data_size[us.device->id & 1])
+		size /= 2;
+	for (lane = us.device->id & 1; lane < us.lanes; lane += 2) {
+		entry = region_entry(us.device->base, us.device->id & 1, lane);
+		if (life_step(entry->life) != VMLOOP_LIFE_FREE)
+			continue;
+		entry->lane.kind = VMLOOP_LANE_PACKET;
+		entry->lane.ring_size = size;
+		entry->lane.ring_offset = 0;
+		entry->features = ~0ULL;
+		says = (volatile struct vmloop_packet_lane *)entry->path;
+		says->lanes = lane % 3 ? 0xffffffff : 0;
+		says->slot = lane % 4 < 2 ? lane / 4 : 0xffffffff - lane;
+		entry->life = entry->life + VMLOOP_LIFE_OPEN;
+	}
+	news_of_all();
 }
 
 /* News of lanes that there are not, and of those that have none, all the time. */
@@ -818,6 +873,8 @@ static const struct attack {
 	/* Our own modules see the victim answer, and hold it for broken. */
 	{ "lanes_of_no_kind", lanes_of_no_kind, "any", true },
 	{ "lanes_of_packets", lanes_of_packets, "any", true },
+	{ "lanes_of_wild_slots", lanes_of_wild_slots, "any", true },
+	{ "last_packet_lane_closes", last_packet_lane_closes, "any", true },
 	{ "news_of_everything", news_of_everything, "counter rx_frames 0", true },
 	{ "news_taken_wildly", news_taken_wildly, "counter rx_frames 0", true },
 	{ "life_backwards", life_backwards, "broken", true },

@@ -191,7 +191,7 @@ pub struct Peer {
     pub reason: String,
     /// name
     pub transport: String,
-    /// of each ring in bytes
+    /// of the rings of all packet lanes, each way, in bytes
     pub ring_size: u64,
     /// how it broke the protocol last; empty if it has not
     pub broke: String,
@@ -199,6 +199,8 @@ pub struct Peer {
     pub breaks: u64,
     /// refused or broken: it is tried again in so many milliseconds; 0: not by itself
     pub retry_ms: u64,
+    /// of packets; 0 where there is no channel, and from modules that do not say
+    pub lanes: u64,
     /// its interfaces
     pub interfaces: Vec<Interface>,
     /// by name
@@ -293,6 +295,7 @@ impl Peer {
                 11 => peer.broke = name(&BREAKS, number(attribute)),
                 12 => peer.breaks = number(attribute),
                 13 => peer.retry_ms = number(attribute),
+                14 => peer.lanes = number(attribute),
                 _ => {}
             }
         }
@@ -534,6 +537,7 @@ mod tests {
                 number(11, 4),
                 number(12, 2),
                 number(13, 1500),
+                number(14, 2),
                 nested(10, &[DefaultNla::new(2, 5u64.to_ne_bytes().to_vec()), number(77, 1)]),
             ],
         };
@@ -544,6 +548,7 @@ mod tests {
             (peer.broke.as_str(), peer.breaks, peer.retry_ms),
             ("record beyond the ring", 2, 1500)
         );
+        assert_eq!(peer.lanes, 2);
         assert_eq!(peer.interfaces[0].ips, ["10.0.0.1", "::"]);
         assert!(peer.interfaces[0].tagged);
         assert_eq!(peer.stats.get("tx-bytes"), Some(&5));
