@@ -11,7 +11,7 @@
  * What a router would not just pass on goes to that router: packets at the end
  * of their hops, with options, or too large for the receiver's network.
  *
- * Owns what tx.c notes in a frame that it takes. Context: rcu_read_lock() held.
+ * Owns nothing. Context: rcu_read_lock() held.
  */
 #include <linux/if_vlan.h>
 #include <linux/ip.h>
@@ -22,28 +22,6 @@
 
 #include "net.h"
 #include "compat.h"
-
-/**
- * struct hop_cb - what is noted in a frame that waits for the ring
- * @stack: the network stack's, which may get the frame back
- * @mac: the receiver's interface
- * @is_routed: it does not make a hop
- */
-struct hop_cb {
-	u8 stack[40];
-	u8 mac[ETH_ALEN];
-	bool is_routed;
-};
-
-static struct hop_cb *hop_cb(const struct sk_buff *skb)
-{
-	BUILD_BUG_ON(sizeof(struct hop_cb) > sizeof(skb->cb));
-	BUILD_BUG_ON(sizeof(struct inet_skb_parm) >
-		     offsetof(struct hop_cb, mac));
-	BUILD_BUG_ON(sizeof(struct inet6_skb_parm) >
-		     offsetof(struct hop_cb, mac));
-	return (struct hop_cb *)skb->cb;
-}
 
 /**
  * net_hop_find_ipv4() - who receives an IPv4 packet that the host would route
@@ -91,9 +69,9 @@ static struct vmloop_interface *find_ipv6(const u8 *local_mac,
  * Whether the receiver's network carries the packet: if not, the router
  * fragments it or says so. What large.c lets through, it has judged.
  */
-static bool fits(const struct sk_buff *skb, unsigned int mtu)
+static bool fits(const struct sk_buff *skb, unsigned int mtu, bool is_large)
 {
-	if (!mtu || net_large_is(skb))
+	if (!mtu || is_large)
 		return true;
 	if (skb_is_gso(skb))
 		return skb_gso_validate_network_len(skb, mtu);
@@ -103,10 +81,11 @@ static bool fits(const struct sk_buff *skb, unsigned int mtu)
 /**
  * net_hop_find() - who receives a frame whose next hop is the host
  * @skb: at the egress hook, its Ethernet header at the front
+ * @is_large: it is larger than its interface can send, and still whole
  *
  * Return: the peer's interface, or NULL if the frame must go to its next hop.
  */
-struct vmloop_interface *net_hop_find(const struct sk_buff *skb)
+struct vmloop_interface *net_hop_find(const struct sk_buff *skb, bool is_large)
 {
 	const struct ethhdr *eth = (const struct ethhdr *)skb->data;
 	struct vmloop_interface *interface = NULL;
@@ -126,27 +105,14 @@ struct vmloop_interface *net_hop_find(const struct sk_buff *skb)
 		if (ip)
 			interface = find_ipv6(eth->h_source, eth->h_dest, ip);
 	}
-	return interface && fits(skb, interface->mtu) ? interface : NULL;
-}
-
-/**
- * net_hop_note() - remember whether a frame that may wait is routed
- * @skb: the frame, about to be taken
- * @interface: its receiver's
- *
- * The directory may change while it waits.
- */
-void net_hop_note(struct sk_buff *skb, const struct vmloop_interface *interface)
-{
-	struct hop_cb *cb = hop_cb(skb);
-
-	cb->is_routed = interface->flags & VMLOOP_PEER_ROUTED;
-	ether_addr_copy(cb->mac, interface->mac);
+	if (!interface || !fits(skb, interface->mtu, is_large))
+		return NULL;
+	return interface;
 }
 
 /**
  * net_hop_make() - have a frame make its hop, in the ring only
- * @skb: the frame, noted by net_hop_note()
+ * @skb: the frame, its way noted
  * @frame: its copy in the ring; written, not read
  *
  * Return: 0 or a negative errno.
@@ -154,7 +120,7 @@ void net_hop_note(struct sk_buff *skb, const struct vmloop_interface *interface)
 int net_hop_make(const struct sk_buff *skb, u8 *frame)
 {
 	const struct ethhdr *eth = (const struct ethhdr *)skb->data;
-	const struct hop_cb *cb = hop_cb(skb);
+	const struct net_frame_cb *cb = net_frame_cb(skb);
 	struct ipv6hdr ip6;
 	struct iphdr ip4;
 	int err;

@@ -152,6 +152,41 @@ struct net_lane {
 };
 
 /**
+ * struct net_way - where a frame goes, and as what: tx.c decides it once
+ * @interface: the peer's that it is for; NULL for none of a peer
+ * @lane: by which it goes; NULL if it takes the standard network
+ * @reason: the counter of the reason for that, or NET_NO_REASON
+ * @is_routed: it goes to the host, and makes that hop in the ring
+ * @is_large: it is larger than its interface can send, and still whole
+ */
+struct net_way {
+	struct vmloop_interface *interface;
+	struct vmloop_lane *lane;
+	int reason;
+	bool is_routed;
+	bool is_large;
+};
+
+/**
+ * struct net_frame_cb - what is noted of its way in a frame that waits for the ring
+ * @stack: the network stack's, which may get the frame back
+ * @mac: the receiver's interface: the directory may change meanwhile
+ * @is_routed: as in struct net_way
+ * @is_large: the same
+ */
+struct net_frame_cb {
+	u8 stack[40];
+	u8 mac[ETH_ALEN];
+	bool is_routed;
+	bool is_large;
+};
+
+static inline struct net_frame_cb *net_frame_cb(const struct sk_buff *skb)
+{
+	return (struct net_frame_cb *)skb->cb;
+}
+
+/**
  * net_nic_is_usable() - whether peers know an interface as it is
  * @nic: the interface
  *
@@ -253,12 +288,10 @@ void net_ring(struct net_lane *net, bool anyway);
 extern const struct vmloop_path net_path;
 
 /* hop.c; rcu_read_lock() held */
-struct vmloop_interface *net_hop_find(const struct sk_buff *skb);
+struct vmloop_interface *net_hop_find(const struct sk_buff *skb, bool is_large);
 struct vmloop_interface *net_hop_find_ipv4(const u8 *local_mac,
 					   const u8 *gateway,
 					   const struct iphdr *ip);
-void net_hop_note(struct sk_buff *skb,
-		  const struct vmloop_interface *interface);
 int net_hop_make(const struct sk_buff *skb, u8 *frame);
 int net_hop_check(const struct vmloop_interface *interface,
 		  const struct sk_buff *skb, __be16 protocol);

@@ -147,13 +147,13 @@ static bool checksum_is_fresh(const struct sk_buff *skb)
 {
 	const struct sock *sk = skb->sk;
 
-	return net_large_is(skb) && sk && sk_fullsock(sk) &&
+	return net_frame_cb(skb)->is_large && sk && sk_fullsock(sk) &&
 	       sk->sk_type == SOCK_DGRAM && sk->sk_protocol == IPPROTO_UDP;
 }
 
 /**
  * net_offload_describe() - say in a record what is to be done with its frame
- * @skb: the frame, prepared by net_offload_prepare()
+ * @skb: the frame, prepared by net_offload_prepare(), its way noted
  * @frame: filled in
  */
 void net_offload_describe(const struct sk_buff *skb,

@@ -7,8 +7,11 @@
  * lane_down. The lane's tx_lock serialises all that is written to the ring.
  */
 #include <linux/if_vlan.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
 #include <linux/netfilter_netdev.h>
 #include <net/dst.h>
+#include <net/ip.h>
 #include <net/pkt_sched.h>
 #include <net/sch_generic.h>
 
@@ -83,14 +86,29 @@ static void sent(struct net_nic *nic, struct net_lane *net, struct sk_buff *skb)
 }
 
 /* Past us: nftables and our own hook have seen the frame already. */
-static void to_standard(struct sk_buff *skb)
+static void to_standard(struct sk_buff *skb, bool is_large)
 {
-	if (net_large_is(skb)) {
+	if (is_large) {
 		net_large_to_standard(skb);
 		return;
 	}
 	nf_skip_egress(skb, true);
 	dev_queue_xmit(skb);
+}
+
+/* What is to be known of a frame's way when it is written to the ring, or flushed. */
+static void note(struct sk_buff *skb, const struct net_way *way)
+{
+	struct net_frame_cb *cb = net_frame_cb(skb);
+
+	BUILD_BUG_ON(sizeof(*cb) > sizeof(skb->cb));
+	BUILD_BUG_ON(sizeof(struct inet_skb_parm) >
+		     offsetof(struct net_frame_cb, mac));
+	BUILD_BUG_ON(sizeof(struct inet6_skb_parm) >
+		     offsetof(struct net_frame_cb, mac));
+	ether_addr_copy(cb->mac, way->interface->mac);
+	cb->is_routed = way->is_routed;
+	cb->is_large = way->is_large;
 }
 
 /* The counter of why write_frame() failed for good. */
@@ -184,13 +202,14 @@ static int take(struct net_lane *net, struct sk_buff_head *frames,
 }
 
 /*
- * Sends frames by a lane. Returns NET_NO_REASON, or the counter of the reason
+ * Sends frames by their lane. Returns NET_NO_REASON, or the counter of the reason
  * why something is left in @frames.
  */
-static int send(struct net_nic *nic, const struct vmloop_interface *interface,
-		struct net_lane *net, struct sk_buff_head *frames)
+static int send(struct net_nic *nic, const struct net_way *way,
+		struct sk_buff_head *frames)
 {
-	struct vmloop_lane *lane = net->lane;
+	struct vmloop_lane *lane = way->lane;
+	struct net_lane *net = lane->priv;
 	unsigned int queued = 0;
 	struct sk_buff_head done;
 	struct sk_buff *skb;
@@ -200,7 +219,7 @@ static int send(struct net_nic *nic, const struct vmloop_interface *interface,
 	__skb_queue_head_init(&done);
 	spin_lock(&lane->tx_lock);
 	reason = VMLOOP_STANDARD_RECEIVER;
-	if (net_receiver_is_good(net, interface))
+	if (net_receiver_is_good(net, way->interface))
 		reason = take(net, frames, &done, &bell, &queued);
 	spin_unlock(&lane->tx_lock);
 
@@ -217,71 +236,109 @@ static int send(struct net_nic *nic, const struct vmloop_interface *interface,
 	return reason;
 }
 
+/* Deciding ---------------------------------------------------------------- */
+
 /*
  * What the guest's own traffic control would see or shape must not get around
  * it, and the peer must be one that takes the frame. Returns the counter of the
  * reason why it must take the standard network, or NET_NO_REASON.
  */
-static int why_not(const struct vmloop_interface *interface,
-		   const struct vmloop_lane *lane, struct sk_buff *skb)
+static int why_not(const struct net_way *way, struct sk_buff *skb)
 {
 	const struct ethhdr *eth = (const struct ethhdr *)skb->data;
 
 	if (compat_tc_egress_active(skb->dev))
 		return VMLOOP_STANDARD_CLASSIFIED;
 	if ((skb_vlan_tag_present(skb) || eth_type_vlan(eth->h_proto)) &&
-	    !(interface->flags & VMLOOP_PEER_TAGGED))
+	    !(way->interface->flags & VMLOOP_PEER_TAGGED))
 		return VMLOOP_STANDARD_VLAN;
-	if ((interface->flags & VMLOOP_PEER_ROUTED) &&
-	    !(vmloop_lane_features(lane) & VMLOOP_F_ROUTED))
+	if (way->is_routed &&
+	    !(vmloop_lane_features(way->lane) & VMLOOP_F_ROUTED))
 		return VMLOOP_STANDARD_FEATURE;
 	return net_offload_why_not(skb);
 }
 
-/* The peer's interface that a frame is for: its neighbour, or over a hop. */
-static struct vmloop_interface *receiver(const struct net_nic *nic,
-					 const struct sk_buff *skb)
+/*
+ * Finds the peer's interface that a frame is for: its neighbour, or over a hop.
+ * Returns false if it is for none, or must not be taken for @way's reason.
+ */
+static bool find_receiver(const struct net_nic *nic, const struct sk_buff *skb,
+			  struct net_way *way)
 {
 	const struct ethhdr *eth = (const struct ethhdr *)skb->data;
-	struct vmloop_interface *interface;
 
-	interface = vmloop_interface_find(nic->mac, eth->h_dest);
+	way->interface = vmloop_interface_find(nic->mac, eth->h_dest);
 	/* What a bridge in this guest forwards is not ours to vouch for. */
 	if (!net_nic_is_usable(nic) ||
 	    !ether_addr_equal(nic->mac, eth->h_source)) {
-		if (interface)
-			vmloop_count(interface->peer, VMLOOP_STANDARD_SOURCE, 1);
-		return NULL;
+		way->reason = VMLOOP_STANDARD_SOURCE;
+		return false;
 	}
-	if (!interface)
-		return net_hop_find(skb);
-	/* Behind the host's routing nobody is a neighbour. */
-	return interface->flags & VMLOOP_PEER_ROUTED ? NULL : interface;
+	if (!way->interface) {
+		way->interface = net_hop_find(skb, way->is_large);
+		way->is_routed = way->interface;
+	} else if (way->interface->flags & VMLOOP_PEER_ROUTED) {
+		/* Behind the host's routing nobody is a neighbour. */
+		way->interface = NULL;
+	}
+	return way->interface;
+}
+
+/* Where a frame goes, and as what. Does nothing yet, but to ask for a channel. */
+static struct net_way decide(struct net_nic *nic, struct sk_buff *skb)
+{
+	struct net_way way = { .reason = NET_NO_REASON };
+	struct vmloop_peer *peer;
+	struct ethhdr *eth;
+	u32 flow;
+
+	if (!pskb_may_pull(skb, ETH_HLEN))
+		return way;
+	eth = (struct ethhdr *)skb->data;
+	if (is_multicast_ether_addr(eth->h_dest))
+		return way;
+	way.is_large = net_large_is(skb);
+	if (!find_receiver(nic, skb, &way))
+		return way;
+
+	peer = way.interface->peer;
+	flow = net_flow(skb, ETH_HLEN, eth->h_proto);
+	way.lane = vmloop_peer_lane(peer, flow);
+	if (!way.lane) {
+		way.reason = vmloop_peer_why_no_lane(peer, flow);
+		vmloop_peer_want(peer);
+		return way;
+	}
+	way.reason = net_nic_why_not(nic, skb);
+	if (way.reason == NET_NO_REASON)
+		way.reason = why_not(&way, skb);
+	if (way.reason != NET_NO_REASON)
+		way.lane = NULL;
+	return way;
 }
 
 /*
  * A frame that a lane may take: it, or the segments that it is made of, go there
  * together, or to the standard network together.
  */
-static unsigned int tx(struct net_nic *nic,
-		       const struct vmloop_interface *interface,
-		       struct vmloop_lane *lane, struct sk_buff *skb)
+static unsigned int tx(struct net_nic *nic, const struct net_way *way,
+		       struct sk_buff *skb)
 {
-	struct vmloop_peer *peer = interface->peer;
+	struct vmloop_peer *peer = way->interface->peer;
 	struct sk_buff_head frames;
 	struct sk_buff *frame;
 	int reason;
 
 	__skb_queue_head_init(&frames);
-	reason = net_offload_prepare(lane, skb, &frames);
+	reason = net_offload_prepare(way->lane, skb, &frames);
 	if (unlikely(skb_queue_empty(&frames))) {
 		vmloop_count(peer, VMLOOP_DROP_MEMORY, 1);
 		return NF_STOLEN;
 	}
 	if (reason == NET_NO_REASON) {
 		skb_queue_walk(&frames, frame)
-			net_hop_note(frame, interface);
-		reason = send(nic, interface, lane->priv, &frames);
+			note(frame, way);
+		reason = send(nic, way, &frames);
 	}
 	if (reason == NET_NO_REASON)
 		return NF_STOLEN;
@@ -292,12 +349,12 @@ static unsigned int tx(struct net_nic *nic,
 	 * frame itself is the first segment: all of them go on together.
 	 */
 	if (skb_queue_len(&frames) == 1 && skb_peek(&frames) == skb &&
-	    !net_large_is(skb)) {
+	    !way->is_large) {
 		__skb_unlink(skb, &frames);
 		return NF_ACCEPT;
 	}
 	while ((frame = __skb_dequeue(&frames)))
-		to_standard(frame);
+		to_standard(frame, way->is_large);
 	return NF_STOLEN;
 }
 
@@ -311,41 +368,19 @@ static unsigned int tx(struct net_nic *nic,
  */
 unsigned int net_tx(struct net_nic *nic, struct sk_buff *skb)
 {
-	struct vmloop_interface *interface;
-	struct vmloop_lane *lane;
-	struct ethhdr *eth;
-	int reason;
-	u32 flow;
+	const struct net_way way = decide(nic, skb);
 
-	if (!pskb_may_pull(skb, ETH_HLEN))
+	if (way.lane)
+		return tx(nic, &way, skb);
+	if (way.interface && way.reason != NET_NO_REASON)
+		vmloop_count(way.interface->peer, way.reason, 1);
+	if (!way.is_large)
 		return NF_ACCEPT;
-	eth = (struct ethhdr *)skb->data;
-	if (is_multicast_ether_addr(eth->h_dest))
-		return NF_ACCEPT;
-	interface = receiver(nic, skb);
-	if (!interface)
-		goto standard;
-
-	flow = net_flow(skb, ETH_HLEN, eth->h_proto);
-	lane = vmloop_peer_lane(interface->peer, flow);
-	if (lane) {
-		reason = net_nic_why_not(nic, skb);
-		if (reason == NET_NO_REASON)
-			reason = why_not(interface, lane, skb);
-		if (reason == NET_NO_REASON)
-			return tx(nic, interface, lane, skb);
-	} else {
-		reason = vmloop_peer_why_no_lane(interface->peer, flow);
-		vmloop_peer_want(interface->peer);
-	}
-	vmloop_count(interface->peer, reason, 1);
-standard:
-	if (net_large_is(skb)) {
-		net_large_to_standard(skb);
-		return NF_STOLEN;
-	}
-	return NF_ACCEPT;
+	net_large_to_standard(skb);
+	return NF_STOLEN;
 }
+
+/* Waiting ----------------------------------------------------------------- */
 
 /*
  * Moves waiting frames to @done while there is room, BATCH_BYTES at most, and
@@ -415,7 +450,7 @@ void net_tx_waiting(struct net_lane *net)
 		sent(net_nic_at(skb->dev), net, skb);
 	while ((skb = __skb_dequeue(&refused))) {
 		vmloop_count(lane->peer, VMLOOP_STANDARD_UNREADABLE, 1);
-		to_standard(skb);
+		to_standard(skb, net_frame_cb(skb)->is_large);
 	}
 	rcu_read_unlock();
 	if (more)
@@ -442,7 +477,7 @@ static void flush(struct net_lane *net, const struct net_device *dev)
 	rcu_read_lock_bh();
 	while ((skb = __skb_dequeue(&frames))) {
 		vmloop_count(net->lane->peer, VMLOOP_STANDARD_FLUSHED, 1);
-		to_standard(skb);
+		to_standard(skb, net_frame_cb(skb)->is_large);
 	}
 	rcu_read_unlock_bh();
 }
