@@ -91,6 +91,8 @@ static int call_sendmsg(struct sock *sk, struct msghdr *msg, size_t size)
 		stream_put(stream);
 	} else if (stream_is_ours(sk)) {
 		done = -ENOTCONN;	/* destroyed meanwhile */
+	} else if (msg->msg_flags & MSG_DONTWAIT) {
+		done = base_of(sk)->sendmsg(sk, msg, size);
 	} else {
 		done = stream_make_anew();
 	}
@@ -112,6 +114,8 @@ static int do_recvmsg(struct sock *sk, struct msghdr *msg, size_t size, int flag
 		done = stream_receive(stream, msg, size, flags);
 	} else if (stream_is_ours(sk)) {
 		done = -ENOTCONN;
+	} else if (flags & MSG_DONTWAIT) {
+		done = compat_recvmsg(base_of(sk), sk, msg, size, flags);
 	} else {
 		done = stream_make_anew();
 	}

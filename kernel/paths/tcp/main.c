@@ -27,6 +27,13 @@ unsigned int stream_spin_us = 50;
 module_param_named(spin_us, stream_spin_us, uint, 0644);
 MODULE_PARM_DESC(spin_us, "microseconds that a reader looks at its ring before it sleeps");
 
+/* Whoever looks after a guest by ssh does not want to lose it to an experiment. */
+unsigned int stream_left_out[STREAM_LEFT_OUT_MAX] = { 22 };
+unsigned int stream_left_out_count = 1;
+module_param_array_named(left_out, stream_left_out, uint, &stream_left_out_count,
+			 0644);
+MODULE_PARM_DESC(left_out, "ports, of either end, whose connections stay on TCP");
+
 atomic64_t stream_counters[STREAM_COUNTERS];
 
 static int get_counter(char *to, const struct kernel_param *parameter)
@@ -68,6 +75,16 @@ static const struct kernel_param_ops back_ops = { .set = set_back };
 module_param_cb(go_back, &back_ops, NULL, 0200);
 MODULE_PARM_DESC(go_back, "write anything: all connections go back to TCP, and leave it again when it is worth it");
 
+static void look_idle(struct work_struct *work);
+
+static DECLARE_DELAYED_WORK(idle, look_idle);
+
+static void look_idle(struct work_struct *work)
+{
+	stream_each(stream_look_idle);
+	queue_delayed_work(stream_workqueue, &idle, STREAM_IDLE_LOOK);
+}
+
 static int __init stream_init(void)
 {
 	int err;
@@ -88,6 +105,7 @@ static int __init stream_init(void)
 	err = stream_take_init();
 	if (err)
 		goto err_take;
+	queue_delayed_work(stream_workqueue, &idle, STREAM_IDLE_LOOK);
 	return 0;
 
 err_take:
@@ -101,6 +119,7 @@ err_table:
 
 static void __exit stream_exit(void)
 {
+	cancel_delayed_work_sync(&idle);
 	stream_take_exit();
 	vmloop_path_unregister(&stream_path);
 	stream_table_exit();

@@ -13,6 +13,7 @@
  */
 #include <linux/netdevice.h>
 #include <linux/random.h>
+#include <linux/user_namespace.h>
 #include <net/dst.h>
 #include <net/inet_connection_sock.h>
 #include <net/neighbour.h>
@@ -32,7 +33,9 @@ static bool peer_behind(const struct sock *sk, const struct dst_entry *dst,
 	struct neighbour *neighbour;
 	const void *address;
 
-	if (dst->dev->addr_len != ETH_ALEN || (dst->dev->flags & IFF_LOOPBACK))
+	/* What any user can make says nothing of whose address that is. */
+	if (dst->dev->addr_len != ETH_ALEN || (dst->dev->flags & IFF_LOOPBACK) ||
+	    dev_net(dst->dev)->user_ns != &init_user_ns)
 		return false;
 	address = &sk->sk_daddr;
 #if IS_ENABLED(CONFIG_IPV6)

@@ -13,6 +13,10 @@
 #include "stream.h"
 #include "compat.h"
 
+/* A reader that spins less than this does not spin, but each so many calls. */
+#define SPIN_LEAST	(2 * NSEC_PER_USEC)
+#define SPIN_REST	64
+
 /* Where the next byte comes from. */
 enum source {
 	FROM_TCP,		/* all that it has */
@@ -234,17 +238,29 @@ static int receive_once(struct stream *stream, struct msghdr *msg, size_t size,
 	return got;
 }
 
-/* Look at the ring for a while before sleeping. Returns whether something came. */
+/*
+ * Look at the ring for a while before sleeping. The while grows when something comes
+ * in it, and shrinks when nothing does, down to none; then it is tried now and then.
+ * Returns whether something came.
+ */
 static bool spin(struct stream *stream)
 {
-	unsigned int us = READ_ONCE(stream_spin_us);
+	u32 most = READ_ONCE(stream_spin_us) * NSEC_PER_USEC;
+	u32 window = min(READ_ONCE(stream->spin_ns), most);
 	struct vmloop_lane *lane;
 	bool found = false;
 	u64 until;
 
-	if (!us || READ_ONCE(stream->closed) || !READ_ONCE(stream->heard))
+	if (READ_ONCE(stream->closed) || !READ_ONCE(stream->heard))
 		return false;
-	until = ktime_get_ns() + (u64)us * NSEC_PER_USEC;
+	if (window < SPIN_LEAST) {
+		/* Races of two readers cost a try, and no more. */
+		if (++stream->spin_rest < SPIN_REST)
+			return false;
+		stream->spin_rest = 0;
+		window = most;
+	}
+	until = ktime_get_ns() + window;
 	do {
 		spin_lock_bh(&stream->lane_lock);
 		lane = stream->lane;
@@ -253,6 +269,7 @@ static bool spin(struct stream *stream)
 		cpu_relax();
 	} while (!found && !need_resched() && !signal_pending(current) &&
 		 ktime_get_ns() < until);
+	WRITE_ONCE(stream->spin_ns, found ? min(window * 2, most) : window / 2);
 	return found;
 }
 

@@ -33,6 +33,13 @@
 /* Two families: sockets of IPv4 and of IPv6 have tables of their own. */
 #define STREAM_FAMILIES	2
 
+/* A lane whose ring nobody used at so many looks in a row is given back. */
+#define STREAM_IDLE_LOOK	HZ
+#define STREAM_IDLE_LOOKS	4
+
+/* Ports that can be left out. */
+#define STREAM_LEFT_OUT_MAX	32
+
 /**
  * struct stream_tuple - a connection, as one end sees it
  * @local: our address; IPv4's as IPv6 maps it
@@ -118,6 +125,8 @@ struct stream_say {
  * @lane: the lane whose rings may be touched
  * @held: the same lane until its end; held; of the core mutex
  * @nonce: of the lane
+ * @seen: of @sent and @got, when it was last asked whether it is idle
+ * @idle: how often in a row it was
  * @polled: somebody has asked whether it can be read, and may wait for an edge
  *
  * @tx_mutex: one sender by TCP at a time
@@ -134,6 +143,8 @@ struct stream_say {
  *
  * @rx_mutex: one reader of TCP at a time
  * @rx_ring: protects what was received, from here on
+ * @spin_ns: how long a reader looks at the ring before it sleeps; grows and shrinks
+ * @spin_rest: calls since it was last tried
  * @heard: the peer has said hello
  * @seq: with @heard: where TCP stops, and the ring begins
  * @closed: the ring is not read any more
@@ -176,6 +187,8 @@ struct stream {
 	struct vmloop_lane *lane;
 	struct vmloop_lane *held;
 	u64 nonce;
+	u32 seen;
+	unsigned int idle;
 	bool polled;
 
 	struct mutex tx_mutex;
@@ -192,6 +205,8 @@ struct stream {
 
 	struct mutex rx_mutex;
 	struct mutex rx_ring;
+	u32 spin_ns;
+	unsigned int spin_rest;
 	bool heard;
 	u32 seq;
 	bool closed;
@@ -243,6 +258,8 @@ extern unsigned int stream_after_bytes;
 extern unsigned int stream_after_calls;
 extern unsigned int stream_ring_size;
 extern unsigned int stream_spin_us;
+extern unsigned int stream_left_out[STREAM_LEFT_OUT_MAX];
+extern unsigned int stream_left_out_count;
 
 /* table.c; any context */
 extern struct srcu_struct stream_users;
@@ -295,6 +312,7 @@ bool stream_hear(struct stream *stream);
 void stream_keep(struct stream *stream);
 void stream_reset(struct stream *stream);
 void stream_get_over(struct stream *stream);
+void stream_look_idle(struct stream *stream);
 void stream_leave(struct stream *stream);
 void stream_go_back(struct stream *stream);
 bool stream_is_plain(struct stream *stream);

@@ -453,3 +453,20 @@ void stream_go_back(struct stream *stream)
 	set_bit(STREAM_GO_BACK, &stream->flags);
 	stream_queue(stream, 0);
 }
+
+/**
+ * stream_look_idle() - take the lane from a connection that has no use for it
+ * @stream: the stream; looked at each STREAM_IDLE_LOOK
+ */
+void stream_look_idle(struct stream *stream)
+{
+	u32 seen = READ_ONCE(stream->sent) + READ_ONCE(stream->got);
+
+	if (!READ_ONCE(stream->held) || seen != stream->seen) {
+		stream->seen = seen;
+		stream->idle = 0;
+		return;
+	}
+	if (++stream->idle == STREAM_IDLE_LOOKS)
+		stream_go_back(stream);
+}

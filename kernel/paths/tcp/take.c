@@ -112,8 +112,10 @@ static void take_connecting(struct sock *sk)
 static void take_child(struct sock *sk)
 {
 	int family = family_of(sk);
+	u64 peer;
 
-	if (family < 0 || is_in_use(sk) || !stream_make(sk, family, false))
+	if (family < 0 || is_in_use(sk) || !stream_peer_of(sk, &peer) ||
+	    !stream_make(sk, family, false))
 		return;
 	WRITE_ONCE(sk->sk_prot, &stream_protos[family]);
 	stream_count(STREAM_TAKEN, 1);
@@ -122,6 +124,16 @@ static void take_child(struct sock *sk)
 static void map(struct in6_addr *to, __be32 address)
 {
 	ipv6_addr_set_v4mapped(address, to);
+}
+
+static bool is_left_out(unsigned int port)
+{
+	unsigned int i;
+
+	for (i = 0; i < READ_ONCE(stream_left_out_count); i++)
+		if (READ_ONCE(stream_left_out[i]) == port)
+			return true;
+	return false;
 }
 
 /* The connection is there. Nothing has been sent or read but by TCP's fast open. */
@@ -137,7 +149,9 @@ static void established(struct sock *sk)
 	if (test_bit(STREAM_OURS, &stream->flags) ||
 	    test_bit(STREAM_STAYS, &stream->flags))
 		goto out;
-	if (!stream_peer_of(sk, &stream->peer)) {
+	if (!stream_peer_of(sk, &stream->peer) ||
+	    is_left_out(ntohs(inet->inet_sport)) ||
+	    is_left_out(ntohs(inet->inet_dport))) {
 		stream_release(stream);
 		goto out;
 	}
