@@ -190,4 +190,13 @@ static inline int compat_accept(const struct proto_ops *base, struct socket *soc
 }
 #endif
 
+static inline bool compat_dst_is_encrypted(const struct dst_entry *dst)
+{
+#ifdef CONFIG_XFRM
+	return dst->xfrm;
+#else
+	return false;
+#endif
+}
+
 #endif /* VMLOOP_COMPAT_H */

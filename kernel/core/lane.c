@@ -116,6 +116,21 @@ void vmloop_lane_broken(struct vmloop_lane *lane, enum vmloop_ring_fault fault)
 }
 EXPORT_SYMBOL_GPL(vmloop_lane_broken);
 
+/**
+ * vmloop_lane_is_final() - whether what the peer has published as read is its last word
+ * @lane: a lane; from the path's lane_ended
+ *
+ * Context: core mutex held.
+ * Return: false where the peer may go on reading.
+ */
+bool vmloop_lane_is_final(const struct vmloop_lane *lane)
+{
+	lockdep_assert_held(&vmloop_mutex);
+	return lane->channel->slots &&
+	       vmloop_life_is_final(&lane->channel->slots[lane->number].life);
+}
+EXPORT_SYMBOL_GPL(vmloop_lane_is_final);
+
 static void lane_free(struct kref *refs)
 {
 	kfree(container_of(refs, struct vmloop_lane, refs));

@@ -393,6 +393,7 @@ void vmloop_lane_ring_anyway(struct vmloop_lane *lane);
 void vmloop_lane_produced(struct vmloop_lane *lane);
 void vmloop_lane_broken(struct vmloop_lane *lane,
 			enum vmloop_ring_fault fault);
+bool vmloop_lane_is_final(const struct vmloop_lane *lane);
 bool vmloop_lane_stalled(const struct vmloop_lane *lane);
 u64 vmloop_peer_id(const struct vmloop_peer *peer);
 void vmloop_peer_want(struct vmloop_peer *peer);

@@ -39,6 +39,16 @@ static const struct proto_ops *base_ops_of(const struct sock *sk)
 }
 
 /**
+ * stream_may_make_anew() - whether the caller is a system call, and can be made anew
+ *
+ * Threads of the kernel's, and what works for io_uring, cannot.
+ */
+bool stream_may_make_anew(void)
+{
+	return !(current->flags & (PF_KTHREAD | PF_IO_WORKER));
+}
+
+/**
  * stream_make_anew() - have a system call made anew, since it is not ours any more
  *
  * As after a signal, but there is none.
@@ -86,12 +96,18 @@ static int call_sendmsg(struct sock *sk, struct msghdr *msg, size_t size)
 	struct stream *stream = stream_get(sk);
 	int done;
 
-	if (stream) {
+	if (stream && (msg->msg_flags & MSG_ZEROCOPY) &&
+	    !(msg->msg_flags & MSG_DONTWAIT)) {
+		/* It counts calls of TCP's, of which we would make several. */
+		done = give_back(stream) ?:
+		       base_of(sk)->sendmsg(sk, msg, size);
+		stream_put(stream);
+	} else if (stream) {
 		done = stream_send(stream, msg, size);
 		stream_put(stream);
 	} else if (stream_is_ours(sk)) {
 		done = -ENOTCONN;	/* destroyed meanwhile */
-	} else if (msg->msg_flags & MSG_DONTWAIT) {
+	} else if ((msg->msg_flags & MSG_DONTWAIT) || !stream_may_make_anew()) {
 		done = base_of(sk)->sendmsg(sk, msg, size);
 	} else {
 		done = stream_make_anew();
@@ -114,7 +130,7 @@ static int do_recvmsg(struct sock *sk, struct msghdr *msg, size_t size, int flag
 		done = stream_receive(stream, msg, size, flags);
 	} else if (stream_is_ours(sk)) {
 		done = -ENOTCONN;
-	} else if (flags & MSG_DONTWAIT) {
+	} else if ((flags & MSG_DONTWAIT) || !stream_may_make_anew()) {
 		done = compat_recvmsg(base_of(sk), sk, msg, size, flags);
 	} else {
 		done = stream_make_anew();
@@ -179,7 +195,10 @@ static bool call_is_readable(struct sock *sk)
 	if (!stream)
 		return false;
 	WRITE_ONCE(stream->polled, true);
-	if (READ_ONCE(stream->heard)) {
+	/* What TCP has before it is TCP's to tell. */
+	if (READ_ONCE(stream->heard) &&
+	    (s32)(READ_ONCE(stream->seq) -
+		  READ_ONCE(tcp_sk(sk)->copied_seq)) <= 0) {
 		spin_lock_bh(&stream->lane_lock);
 		readable = readable_bytes(stream) >=
 			   max(READ_ONCE(sk->sk_rcvlowat), 1);
@@ -324,6 +343,7 @@ static int call_psock_update(struct sock *sk, struct sk_psock *psock, bool resto
 		stream_put(stream);
 	}
 	psock->sk_proto = (struct proto *)base;
+	psock->psock_update_sk_prot = base->psock_update_sk_prot;
 	psock->saved_unhash = base->unhash;
 	psock->saved_destroy = base->destroy;
 	psock->saved_close = base->close;
@@ -390,11 +410,14 @@ static void call_close(struct sock *sk, long timeout)
 	if (stream) {
 		bool resets = sock_flag(sk, SOCK_LINGER) && !sk->sk_lingertime;
 
+		/* No hello from here on. */
+		lock_sock(sk);
+		set_bit(STREAM_STAYS, &stream->flags);
+		release_sock(sk);
 		if (has_unread(stream)) {
 			close_with_reset(sk);
 		} else if (!resets && sk->sk_state != TCP_CLOSE &&
-			   (READ_ONCE(stream->held) ||
-			    READ_ONCE(stream->tx) != STREAM_TX_TCP)) {
+			   READ_ONCE(stream->tx) != STREAM_TX_TCP) {
 			if (close_later(stream)) {
 				stream_put(stream);
 				srcu_read_unlock(&stream_users, users);
@@ -433,20 +456,27 @@ static int call_shutdown(struct socket *sock, int how)
 	int users = srcu_read_lock(&stream_users);
 	struct sock *sk = sock->sk;
 	struct stream *stream = stream_get(sk);
+	bool by_lane = false;
 	int err = 0;
 
-	/* The FIN follows what was sent: TCP must have it first. */
-	if (stream && (how == SHUT_WR || how == SHUT_RDWR) &&
-	    (READ_ONCE(stream->held) ||
-	     READ_ONCE(stream->tx) != STREAM_TX_TCP) &&
-	    sk->sk_state == TCP_ESTABLISHED) {
+	if (stream && (how == SHUT_WR || how == SHUT_RDWR)) {
+		/* No hello from here on; if it was said, the FIN follows what was sent. */
+		lock_sock(sk);
 		set_bit(STREAM_SHUT, &stream->flags);
+		by_lane = READ_ONCE(stream->tx) != STREAM_TX_TCP &&
+			  ((1 << sk->sk_state) &
+			   (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT));
+		release_sock(sk);
+	}
+	if (by_lane) {
 		set_bit(STREAM_STAYS, &stream->flags);
 		stream_queue(stream, 0);
 		if (how == SHUT_RDWR)
 			err = base_ops_of(sk)->shutdown(sock, SHUT_RD);
 	} else {
 		err = base_ops_of(sk)->shutdown(sock, how);
+		if (stream)
+			clear_bit(STREAM_SHUT, &stream->flags);
 	}
 	if (stream)
 		stream_put(stream);
@@ -520,24 +550,57 @@ static int call_accept(struct socket *sock, struct socket *newsock, int flags,
 }
 #endif
 
+/*
+ * TCP sleeps in these, or hands out its own memory, and does not see a lane: the
+ * socket is the kernel's first.
+ */
 static ssize_t call_splice_read(struct socket *sock, loff_t *position,
 				struct pipe_inode_info *pipe, size_t size,
 				unsigned int flags)
 {
 	int users = srcu_read_lock(&stream_users);
 	struct stream *stream = stream_get(sock->sk);
-	int err = 0;
+	ssize_t err = 0;
 
-	/* TCP would sleep in there, and not see a lane. */
 	if (stream) {
 		err = give_back(stream);
 		stream_put(stream);
 	}
-	if (!err)
+	if (!err && stream && stream_may_make_anew())
 		err = stream_make_anew();
+	else if (!err)
+		err = base_ops_of(sock->sk)->splice_read(sock, position, pipe,
+							 size, flags);
 	srcu_read_unlock(&stream_users, users);
 	return err;
 }
+
+#ifdef CONFIG_MMU
+static int call_socket_mmap(struct file *file, struct socket *sock,
+			    struct vm_area_struct *area)
+{
+	int users = srcu_read_lock(&stream_users);
+	struct sock *sk = sock->sk;
+	struct stream *stream = stream_get(sk);
+	int err = 0;
+
+	if (stream) {
+		/* The caller's memory is locked: nothing can be waited for. */
+		set_bit(STREAM_STAYS, &stream->flags);
+		lock_sock(sk);
+		if (stream_is_plain(stream))
+			stream_release(stream);
+		else
+			err = -EBUSY;
+		release_sock(sk);
+		stream_put(stream);
+	}
+	if (!err)
+		err = base_ops_of(sk)->mmap(file, sock, area);
+	srcu_read_unlock(&stream_users, users);
+	return err;
+}
+#endif
 
 /**
  * stream_calls_init() - put our calls into the copies of a family's tables
@@ -546,7 +609,7 @@ static ssize_t call_splice_read(struct socket *sock, loff_t *position,
 void stream_calls_init(unsigned int family)
 {
 	struct proto *calls = &stream_protos[family];
-	struct proto_ops *ops = &stream_ops[family];
+	struct proto_ops *ops = stream_ops[family];
 
 	calls->close = call_close;
 	calls->destroy = call_destroy;
@@ -565,4 +628,24 @@ void stream_calls_init(unsigned int family)
 	ops->shutdown = call_shutdown;
 	ops->accept = call_accept;
 	ops->splice_read = call_splice_read;
+#ifdef CONFIG_MMU
+	ops->mmap = call_socket_mmap;
+#endif
+}
+
+/**
+ * stream_calls_exit() - whoever still has our copy of the ops has the kernel's calls
+ * @family: its index
+ */
+void stream_calls_exit(unsigned int family)
+{
+	const struct proto_ops *base = stream_base_ops[family];
+	struct proto_ops *ops = stream_ops[family];
+
+	WRITE_ONCE(ops->shutdown, base->shutdown);
+	WRITE_ONCE(ops->accept, base->accept);
+	WRITE_ONCE(ops->splice_read, base->splice_read);
+#ifdef CONFIG_MMU
+	WRITE_ONCE(ops->mmap, base->mmap);
+#endif
 }

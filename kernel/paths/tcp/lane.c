@@ -35,9 +35,11 @@ int stream_lane_open(struct vmloop_lane *lane)
 	stream->returned = 0;
 	stream->told = false;
 	stream->answered = false;
-	WRITE_ONCE(stream->held, lane);
+	stream->retry = 0;
 	clear_bit(STREAM_GO_BACK, &stream->flags);
 	set_bit(STREAM_WANTED, &stream->flags);
+	/* Pairs with the acquire of readers. */
+	smp_store_release(&stream->held, lane);
 	return 0;
 }
 
@@ -78,13 +80,14 @@ void stream_lane_down(struct vmloop_lane *lane)
 static void copy_unsent(struct stream *stream)
 {
 	struct vmloop_ring_tx *tx = &stream->held->tx;
-	u32 size = vmloop_ring_account(tx);
+	u32 account = vmloop_ring_account(tx);
+	u32 size;
 	const void *from;
 	u32 bytes;
 
 	lockdep_assert_held(&stream->tx_ring);
 	/* The hello, or a part of it, may be among it. */
-	size = min(size, stream->sent);
+	size = min_t(u64, account, stream->sent);
 	stream->unsent_from = stream->sent - size;
 	stream->unsent = size ? kvmalloc(size, GFP_KERNEL) : NULL;
 	if (size && !stream->unsent) {
@@ -92,7 +95,7 @@ static void copy_unsent(struct stream *stream)
 		return;
 	}
 	while (stream->unsent_size < size) {
-		bytes = vmloop_ring_unread(tx, vmloop_ring_account(tx) - size +
+		bytes = vmloop_ring_unread(tx, account - size +
 						       stream->unsent_size, &from);
 		bytes = min(bytes, size - stream->unsent_size);
 		if (!bytes)
@@ -100,6 +103,20 @@ static void copy_unsent(struct stream *stream)
 		memcpy(stream->unsent + stream->unsent_size, from, bytes);
 		stream->unsent_size += bytes;
 	}
+}
+
+/* Whether the peer has read our hello, as far as it has published. */
+static bool was_heard(struct stream *stream, struct vmloop_lane *lane)
+{
+	return vmloop_ring_account(&lane->tx) <= stream->sent;
+}
+
+/* What became of the lane is known, or never will be. */
+static void decide(struct stream *stream)
+{
+	/* Pairs with the acquire of the work. */
+	smp_store_release(&stream->ended, true);
+	stream_queue(stream, 0);
 }
 
 void stream_lane_close(struct vmloop_lane *lane)
@@ -116,32 +133,38 @@ void stream_lane_close(struct vmloop_lane *lane)
 	if (stream->up)
 		copy_unsent(stream);
 	mutex_unlock(&stream->tx_ring);
-	mutex_lock(&stream->rx_ring);
-	if (stream->up) {
+
+	/* Not while somebody reads TCP, as far as it goes. */
+	if (stream->up && mutex_trylock(&stream->rx_mutex)) {
+		mutex_lock(&stream->rx_ring);
 		stream_hear(stream);
-		stream_keep(stream);
+		mutex_unlock(&stream->rx_ring);
+		mutex_unlock(&stream->rx_mutex);
 	}
+	mutex_lock(&stream->rx_ring);
+	if (stream->up)
+		stream_keep(stream);
 	stream->closed = true;
 	mutex_unlock(&stream->rx_ring);
+
+	/* If the peer has heard us, and we it, bytes may have gone, and both know. */
+	if (stream->tx != STREAM_TX_BACK || was_heard(stream, lane)) {
+		stream->carried = stream->tx == STREAM_TX_BACK && stream->heard;
+		decide(stream);
+	}
 }
 
 void stream_lane_ended(struct vmloop_lane *lane, u32 reason)
 {
 	struct stream *stream = lane->priv;
 
-	/*
-	 * If the peer has heard us, and we it, bytes may have gone, and both know.
-	 * If it cannot be known whether it has, nothing can be known.
-	 */
-	if (stream->tx == STREAM_TX_BACK && stream->heard) {
-		if (vmloop_ring_account(&lane->tx) <= stream->sent)
-			stream->carried = true;
-		else
-			stream->spoilt = true;
+	if (READ_ONCE(stream->held) == lane && !stream->ended) {
+		stream->carried = stream->heard && was_heard(stream, lane);
+		/* If we have heard it, it may have heard us, and we not know. */
+		stream->spoilt |= stream->heard && !stream->carried &&
+				  !vmloop_lane_is_final(lane);
+		decide(stream);
 	}
-	/* Pairs with the acquire of the work. */
-	smp_store_release(&stream->ended, true);
-	stream_queue(stream, 0);
 	stream_put(stream);
 }
 

@@ -63,10 +63,23 @@ MODULE_PARM_DESC(tx_bytes, "bytes that were sent by lanes");
 module_param_cb(rx_bytes, &counter_ops, &stream_counters[STREAM_RX_BYTES], 0444);
 MODULE_PARM_DESC(rx_bytes, "bytes that were received by lanes");
 
+/* Whether there are tables: parameters are set before that, and after. */
+static DEFINE_MUTEX(ready_mutex);
+static bool ready;
+
+static void set_ready(bool is_ready)
+{
+	mutex_lock(&ready_mutex);
+	ready = is_ready;
+	mutex_unlock(&ready_mutex);
+}
+
 static int set_back(const char *unused, const struct kernel_param *parameter)
 {
-	/* Not before the module is ready, nor while it goes: the core sees to that. */
-	stream_each(stream_go_back);
+	mutex_lock(&ready_mutex);
+	if (ready)
+		stream_each(stream_go_back);
+	mutex_unlock(&ready_mutex);
 	return 0;
 }
 
@@ -106,6 +119,7 @@ static int __init stream_init(void)
 	if (err)
 		goto err_take;
 	queue_delayed_work(stream_workqueue, &idle, STREAM_IDLE_LOOK);
+	set_ready(true);
 	return 0;
 
 err_take:
@@ -119,9 +133,9 @@ err_table:
 
 static void __exit stream_exit(void)
 {
+	set_ready(false);
 	cancel_delayed_work_sync(&idle);
 	stream_take_exit();
-	vmloop_path_unregister(&stream_path);
 	stream_table_exit();
 	destroy_workqueue(stream_workqueue);
 }

@@ -20,10 +20,14 @@
 #include <net/tcp.h>
 
 #include "stream.h"
+#include "compat.h"
 
 /* Asked again after so many times as many bytes. */
-#define WORTH_AGAIN	4
-#define WORTH_MAX	(1 << 30)
+#define AGAIN	4
+#define AGAIN_MAX	4096
+
+/* A ring of the peer's is no larger than this. */
+#define RING_MOST	(4U << 20)
 
 static bool peer_behind(const struct sock *sk, const struct dst_entry *dst,
 			u64 *peer)
@@ -34,6 +38,9 @@ static bool peer_behind(const struct sock *sk, const struct dst_entry *dst,
 	const void *address;
 
 	/* What any user can make says nothing of whose address that is. */
+	/* What policy encrypts is not to go in the clear. */
+	if (compat_dst_is_encrypted(dst))
+		return false;
 	if (dst->dev->addr_len != ETH_ALEN || (dst->dev->flags & IFF_LOOPBACK) ||
 	    dev_net(dst->dev)->user_ns != &init_user_ns)
 		return false;
@@ -85,13 +92,17 @@ bool stream_peer_of(const struct sock *sk, u64 *peer)
  */
 void stream_moved(struct stream *stream, int bytes)
 {
+	u64 again;
+
 	/* The end that accepts is asked. */
 	if (!stream->active || !test_bit(STREAM_OURS, &stream->flags) ||
 	    test_bit(STREAM_STAYS, &stream->flags) ||
 	    test_bit(STREAM_WANTED, &stream->flags))
 		return;
-	if (atomic_add_return(bytes, &stream->moved) < READ_ONCE(stream->worth) &&
-	    atomic_inc_return(&stream->calls) < stream_after_calls)
+	again = READ_ONCE(stream->again);
+	if (atomic64_add_return(bytes, &stream->moved) <
+		    (u64)stream_after_bytes * again &&
+	    atomic64_inc_return(&stream->calls) < (u64)stream_after_calls * again)
 		return;
 	if (!test_and_set_bit(STREAM_WANTED, &stream->flags))
 		stream_queue(stream, 0);
@@ -132,13 +143,17 @@ static void open_in(struct vmloop_channel *channel, void *data)
 	opening->lane = vmloop_channel_lane(channel, &stream_path, &ask);
 }
 
-/* Not now: asked again when more has gone by TCP. */
-static void not_now(struct stream *stream)
+/**
+ * stream_not_now() - a lane is not to be had: asked for again when more has gone by TCP
+ * @stream: the stream
+ * @refused: later than the last time
+ */
+void stream_not_now(struct stream *stream, bool refused)
 {
-	atomic_set(&stream->moved, 0);
-	atomic_set(&stream->calls, 0);
-	WRITE_ONCE(stream->worth,
-		   min(stream->worth, WORTH_MAX / WORTH_AGAIN) * WORTH_AGAIN);
+	atomic64_set(&stream->moved, 0);
+	atomic64_set(&stream->calls, 0);
+	WRITE_ONCE(stream->again, refused ? min(stream->again * AGAIN,
+						AGAIN_MAX) : 1);
 	clear_bit(STREAM_WANTED, &stream->flags);
 }
 
@@ -153,17 +168,20 @@ static bool may_leave(struct stream *stream)
 	const struct socket *sock;
 	bool may;
 
-	lock_sock(sk);
+	/* By a peer's wish under the core mutex: TCP may hold the lock over a fault. */
+	local_bh_disable();
+	bh_lock_sock(sk);
 	sock = sk->sk_socket;
-	may = sock && sock->ops == &stream_ops[stream->family] &&
+	may = !sock_owned_by_user(sk) && sock &&
+	      sock->ops == stream_ops[stream->family] &&
 	      !test_bit(STREAM_STAYS, &stream->flags) &&
 	      !test_bit(STREAM_DEAD, &stream->flags) &&
 	      !READ_ONCE(stream->held) && sk->sk_state == TCP_ESTABLISHED &&
-	      !sk->sk_shutdown && !sk->sk_user_data &&
-	      !inet_csk(sk)->icsk_ulp_ops && sk->sk_peek_off < 0 &&
-	      !sock_flag(sk, SOCK_RCVTSTAMP) &&
-	      !rcu_access_pointer(sk->sk_filter) && !tcp_sk(sk)->recvmsg_inq;
-	release_sock(sk);
+	      !sk->sk_shutdown && sk->sk_peek_off < 0 &&
+	      !stream_is_in_use(sk) && !sock_flag(sk, SOCK_RCVTSTAMP) &&
+	      !sk->sk_tsflags && !tcp_sk(sk)->recvmsg_inq;
+	bh_unlock_sock(sk);
+	local_bh_enable();
 	return may;
 }
 
@@ -178,13 +196,13 @@ void stream_open_lane(struct stream *stream)
 	struct opening opening = { .stream = stream };
 
 	if (!may_leave(stream)) {
-		not_now(stream);
+		stream_not_now(stream, true);
 		return;
 	}
 	stream->nonce = get_random_u64();
 	if (vmloop_channel_do(stream->peer, open_in, &opening) ||
 	    IS_ERR(opening.lane))
-		not_now(stream);
+		stream_not_now(stream, true);
 }
 
 /* The connection that a peer's lane is for, held; NULL if there is none. */
@@ -213,7 +231,7 @@ static u32 lane_wanted(struct vmloop_lane *lane, struct vmloop_lane_ask *ask)
 	stream = stream_of(lane, &nonce);
 	if (!stream)
 		return VMLOOP_REASON_PATH;
-	may = !stream->active && may_leave(stream);
+	may = !stream->active && lane->rx.size <= RING_MOST && may_leave(stream);
 	stream_put(stream);
 	ask->ring_size = stream_ring_size;
 	return may ? VMLOOP_REASON_NONE : VMLOOP_REASON_PATH + 1;

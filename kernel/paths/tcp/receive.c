@@ -6,7 +6,9 @@
  *
  * Context: process context.
  */
+#include <linux/mm.h>
 #include <linux/sched/signal.h>
+#include <linux/slab.h>
 #include <linux/uio.h>
 #include <net/tcp.h>
 
@@ -30,20 +32,17 @@ enum source {
 /*
  * The caller has rx_ring. @limit is what may be taken with FROM_TCP_BEFORE.
  * As long as we have not heard the peer's hello, and so have not answered it, TCP has
- * nothing that follows it.
+ * nothing that follows it. We hear it with rx_mutex only, and read TCP with that.
  */
 static enum source source_of(struct stream *stream, u32 *limit)
 {
 	struct sock *sk = stream->sk;
 
 	lockdep_assert_held(&stream->rx_ring);
-	if (!stream->heard && READ_ONCE(stream->held) && !stream->closed &&
-	    stream_is_up(stream))
-		stream_hear(stream);
 	if (!stream->heard)
 		return FROM_TCP;
 	*limit = stream->seq - READ_ONCE(tcp_sk(sk)->copied_seq);
-	if (*limit)
+	if ((s32)*limit > 0)
 		return FROM_TCP_BEFORE;
 	if (stream->rest_at < stream->rest_size)
 		return FROM_REST;
@@ -51,6 +50,9 @@ static enum source source_of(struct stream *stream, u32 *limit)
 		return FROM_RING;
 	if (READ_ONCE(stream->held))
 		return FROM_NOWHERE;
+	/* Behind a FIN there is nothing to skip. */
+	if ((s32)*limit < 0 && !stream->skipping)
+		stream->skip = 0;
 	if (stream->skip)
 		return FROM_SKIP;
 	/* That was the way back. */
@@ -79,6 +81,8 @@ static int get(struct stream *stream, struct msghdr *msg, size_t size, int flags
 	const void *from;
 	u32 bytes;
 
+	/* A peer that writes as fast as we read does not keep us here. */
+	size = min_t(size_t, size, lane->rx.size);
 	while (done < size) {
 		bytes = vmloop_ring_bytes(&lane->rx, flags & MSG_PEEK ? done : 0,
 					  min_t(size_t, size - done,
@@ -123,10 +127,21 @@ static int get_rest(struct stream *stream, struct msghdr *msg, size_t size, int 
 {
 	size_t copied;
 
+	if (!size)
+		return 0;
 	size = min_t(size_t, size, stream->rest_size - stream->rest_at);
 	copied = copy_out(stream->rest + stream->rest_at, size, msg, flags);
-	if (!(flags & MSG_PEEK))
-		WRITE_ONCE(stream->rest_at, stream->rest_at + copied);
+	if (flags & MSG_PEEK)
+		return copied ?: -EFAULT;
+	WRITE_ONCE(stream->rest_at, stream->rest_at + copied);
+	if (stream->rest_at == stream->rest_size) {
+		kvfree(stream->rest);
+		stream->rest = NULL;
+		spin_lock_bh(&stream->lane_lock);
+		stream->rest_at = 0;
+		stream->rest_size = 0;
+		spin_unlock_bh(&stream->lane_lock);
+	}
 	return copied ?: -EFAULT;
 }
 
@@ -149,19 +164,25 @@ int stream_skip(struct stream *stream)
 	lockdep_assert_held(&stream->rx_mutex);
 	while (stream->skip &&
 	       READ_ONCE(tcp_sk(stream->sk)->copied_seq) == stream->seq) {
+		mutex_lock(&stream->rx_ring);
+		stream->skipping = true;
+		mutex_unlock(&stream->rx_ring);
 		part.iov_base = nobody;
 		part.iov_len = stream->skip;
 		iov_iter_kvec(&msg.msg_iter, ITER_DEST, &part, 1, stream->skip);
 		got = compat_recvmsg(stream_base[stream->family], stream->sk,
 				     &msg, stream->skip, MSG_DONTWAIT);
+		mutex_lock(&stream->rx_ring);
+		stream->skipping = false;
+		if (got > 0) {
+			stream->skip -= got;
+			WRITE_ONCE(stream->seq, stream->seq + got);
+		}
+		mutex_unlock(&stream->rx_ring);
 		if (got <= 0) {
 			stream_keep_error(stream->sk, got);
 			return got == -EAGAIN ? got : -ESHUTDOWN;
 		}
-		mutex_lock(&stream->rx_ring);
-		stream->skip -= got;
-		WRITE_ONCE(stream->seq, stream->seq + got);
-		mutex_unlock(&stream->rx_ring);
 	}
 	return stream->skip ? -EAGAIN : 0;
 }
@@ -175,6 +196,9 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int fl
 	if (mutex_lock_interruptible(&stream->rx_mutex))
 		return -ERESTARTSYS;
 	mutex_lock(&stream->rx_ring);
+	/* Pairs with the release in stream_lane_open(). */
+	if (smp_load_acquire(&stream->held) && stream_is_up(stream))
+		stream_hear(stream);
 	source = source_of(stream, &limit);
 	mutex_unlock(&stream->rx_ring);
 	switch (source) {
@@ -214,7 +238,7 @@ static int receive_once(struct stream *stream, struct msghdr *msg, size_t size,
 	switch (source_of(stream, &limit)) {
 	case FROM_RING:
 		got = get(stream, msg, size, flags);
-		if (!got)
+		if (!got && size)
 			got = -ERESTART;
 		if (got == -EAGAIN && READ_ONCE(sk->sk_err))
 			got = sock_error(sk);
@@ -285,6 +309,7 @@ static bool spin(struct stream *stream)
 int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int flags)
 {
 	DEFINE_WAIT_FUNC(wait, woken_wake_function);
+	const struct proto *base = stream_base[stream->family];
 	struct sock *sk = stream->sk;
 	bool waits = false, spun = false;
 	size_t done = 0, target;
@@ -305,6 +330,10 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 			continue;
 		}
 		if (got == -ERESTART) {
+			if (fatal_signal_pending(current)) {
+				got = -EINTR;
+				break;
+			}
 			cond_resched();
 			continue;
 		}
@@ -325,7 +354,8 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 			break;
 		}
 		if (!stream_is_ours(sk)) {
-			got = stream_make_anew();
+			got = stream_may_make_anew() ? stream_make_anew() :
+				compat_recvmsg(base, sk, msg, size - done, flags);
 			break;
 		}
 		sk_set_bit(SOCKWQ_ASYNC_WAITDATA, sk);

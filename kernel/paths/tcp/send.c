@@ -26,6 +26,10 @@ static int put(struct stream *stream, struct msghdr *msg, size_t size)
 	u32 room;
 
 	lockdep_assert_held(&stream->tx_ring);
+	if (!size)
+		return 0;
+	/* A peer that reads as fast as we write does not keep us here. */
+	size = min_t(size_t, size, lane->tx.size);
 	while (done < size) {
 		room = vmloop_ring_space(&lane->tx, min_t(size_t, size - done,
 							  lane->tx.size), &to);
@@ -45,7 +49,7 @@ static int put(struct stream *stream, struct msghdr *msg, size_t size)
 	if (vmloop_ring_publish(&lane->tx))
 		vmloop_lane_ring(lane);
 	/* Whoever polls, or waits, is told when a quarter is free. */
-	if (!fault && vmloop_ring_space(&lane->tx, lane->tx.size / 4, &to) <
+	if (vmloop_ring_space(&lane->tx, lane->tx.size / 4, &to) <
 			      lane->tx.size / 4)
 		vmloop_ring_wait_space(&lane->tx, 1);
 	if (lane->tx.broken)
@@ -64,6 +68,8 @@ static int by_ring(struct stream *stream, struct msghdr *msg, size_t size)
 	if (stream->tx == STREAM_TX_RING) {
 		if (READ_ONCE(stream->sk->sk_err))
 			done = sock_error(stream->sk);
+		else if (READ_ONCE(stream->sk->sk_shutdown) & SEND_SHUTDOWN)
+			done = -EPIPE;
 		else
 			done = put(stream, msg, size);
 	}
@@ -82,6 +88,7 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size)
 	if (mutex_lock_interruptible(&stream->tx_mutex))
 		return -ERESTARTSYS;
 	if (READ_ONCE(stream->tx) == STREAM_TX_TCP) {
+		WRITE_ONCE(stream->more, flags & MSG_MORE);
 		msg->msg_flags |= MSG_DONTWAIT | MSG_NOSIGNAL;
 		done = stream_base[stream->family]->sendmsg(stream->sk, msg, size);
 		msg->msg_flags = flags;
@@ -128,6 +135,7 @@ static void wants_space(struct sock *sk)
 int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 {
 	DEFINE_WAIT_FUNC(wait, woken_wake_function);
+	const struct proto *base = stream_base[stream->family];
 	struct sock *sk = stream->sk;
 	bool waits = false;
 	size_t done = 0;
@@ -159,7 +167,8 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 			break;
 		}
 		if (!stream_is_ours(sk)) {
-			err = stream_make_anew();
+			err = stream_may_make_anew() ? stream_make_anew() :
+				base->sendmsg(sk, msg, size - done);
 			break;
 		}
 		wants_space(sk);

@@ -114,7 +114,6 @@ struct stream_say {
  * @peer: identity of the peer; final with STREAM_OURS
  * @moved: bytes that went by TCP, either way, since it was last asked about
  * @calls: the same of calls
- * @worth: bytes of @moved from which a lane is worth it
  * @refs: one for the table, one for a lane, one for @work while it is queued
  * @by_sock: in the table of all streams
  * @by_tuple: in the table of those that are ours
@@ -134,11 +133,12 @@ struct stream_say {
  * @tx: what carries it
  * @down: nothing is produced any more
  * @said: with STREAM_TX_SAID: since when, in jiffies
- * @sent: bytes of the application's that went to the ring, modulo 2^32
+ * @sent: bytes of the application's that went to the ring
  * @unsent: copy of those that the peer may not have read, when the ring went away
- * @unsent_from: how many went before those
+ * @unsent_from: how many went before those, modulo 2^32
  * @unsent_size: bytes of @unsent
  * @unsent_at: bytes of @unsent that went by TCP again, or need not
+ * @more: the last bytes went to TCP with more to come
  * @by_work: @work is inside of TCP: it may send though @tx says otherwise
  *
  * @rx_mutex: one reader of TCP at a time
@@ -153,15 +153,19 @@ struct stream_say {
  * @rest_size: bytes of @rest
  * @rest_at: bytes of @rest that it has read
  * @skip: bytes of the peer's struct stream_return that TCP still has for us
+ * @skipping: they are being taken: @seq and TCP's position do not fit
  *
  * @up: both ends have the lane; set once for each
- * @ended: the lane has ended; what follows is final
+ * @ended: what became of the lane is known; what follows is final
  * @carried: bytes may have gone by it
  * @spoilt: it cannot be known what has arrived: the connection must be reset
  * @told: @returning is final
  * @returning: what we say by TCP
  * @returned: bytes of @returning that went
  * @answered: the peer's has come, or need not
+ * @since: when it was first asked for, in jiffies
+ * @retry: when it is asked for again, in jiffies from then
+ * @again: so many times as much must go by TCP before a lane is tried again
  * @orphan: a socket of ours to close in the application's place
  *
  * From @up on: of @work, but for @up, which is set before it runs, and @ended,
@@ -174,9 +178,8 @@ struct stream {
 	unsigned long flags;
 	struct stream_tuple tuple;
 	u64 peer;
-	atomic_t moved;
-	atomic_t calls;
-	int worth;
+	atomic64_t moved;
+	atomic64_t calls;
 	struct kref refs;
 	struct rhash_head by_sock;
 	struct hlist_node by_tuple;
@@ -196,11 +199,12 @@ struct stream {
 	enum stream_tx tx;
 	bool down;
 	unsigned long said;
-	u32 sent;
+	u64 sent;
 	u8 *unsent;
 	u32 unsent_from;
 	u32 unsent_size;
 	u32 unsent_at;
+	bool more;
 	bool by_work;
 
 	struct mutex rx_mutex;
@@ -215,6 +219,7 @@ struct stream {
 	u32 rest_size;
 	u32 rest_at;
 	u32 skip;
+	bool skipping;
 
 	bool up;
 	bool ended;
@@ -224,6 +229,9 @@ struct stream {
 	struct stream_return returning;
 	u32 returned;
 	bool answered;
+	unsigned long since;
+	unsigned long retry;
+	unsigned int again;
 	struct socket *orphan;
 };
 
@@ -280,15 +288,18 @@ void stream_table_exit(void);
 extern const struct proto *stream_base[STREAM_FAMILIES];
 extern const struct proto_ops *stream_base_ops[STREAM_FAMILIES];
 extern struct proto stream_protos[STREAM_FAMILIES];
-extern struct proto_ops stream_ops[STREAM_FAMILIES];
+extern struct proto_ops *stream_ops[STREAM_FAMILIES];
 bool stream_leaving(void);
 bool stream_is_ours(const struct sock *sk);
+bool stream_is_in_use(const struct sock *sk);
 void stream_release(struct stream *stream);
 int stream_take_init(void);
 void stream_take_exit(void);
 
 /* calls.c: what programs call; process context but for what TCP calls */
 void stream_calls_init(unsigned int family);
+void stream_calls_exit(unsigned int family);
+bool stream_may_make_anew(void);
 int stream_make_anew(void);
 
 /* pair.c */
@@ -296,6 +307,7 @@ extern const struct vmloop_path stream_path;
 bool stream_peer_of(const struct sock *sk, u64 *peer);
 void stream_moved(struct stream *stream, int bytes);
 void stream_open_lane(struct stream *stream);
+void stream_not_now(struct stream *stream, bool refused);
 
 /* lane.c: callbacks of the core; core mutex held but for the event */
 int stream_lane_open(struct vmloop_lane *lane);

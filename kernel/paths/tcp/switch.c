@@ -25,7 +25,11 @@
 #include "stream.h"
 
 /* How often the work looks whether TCP has room, or the peer's answer. */
-#define RETRY	msecs_to_jiffies(2)
+#define RETRY		msecs_to_jiffies(2)
+#define RETRY_MAX	msecs_to_jiffies(100)
+
+/* A peer that does not say what it has got is one that does not go on. */
+#define ANSWER_TIME	(60 * HZ)
 
 /* A peer that does not answer a hello keeps the application from sending. */
 #define SAID_TIME	(HZ / 5)
@@ -40,12 +44,17 @@ static void wake(struct stream *stream)
 	local_bh_enable();
 }
 
-/* Where the next byte that we send by TCP is; it must be sent without more to come. */
-static bool may_stop(const struct sock *sk)
+/* Whether we can stop to send by TCP, with nothing there that waits for more. */
+static bool may_stop(const struct stream *stream)
 {
-	return !(tcp_sk(sk)->nonagle & TCP_NAGLE_CORK) &&
+	const struct sock *sk = stream->sk;
+
+	return !(tcp_sk(sk)->nonagle & TCP_NAGLE_CORK) && !stream->more &&
 	       !(sk->sk_shutdown & SEND_SHUTDOWN) &&
-	       sk->sk_state == TCP_ESTABLISHED;
+	       sk->sk_state == TCP_ESTABLISHED && !stream_is_in_use(sk) &&
+	       !test_bit(STREAM_SHUT, &stream->flags) &&
+	       !test_bit(STREAM_STAYS, &stream->flags) &&
+	       !test_bit(STREAM_DEAD, &stream->flags);
 }
 
 /* Stop to send by TCP, and tell the peer where. Returns whether that can be. */
@@ -57,8 +66,10 @@ static bool say_hello(struct stream *stream)
 	void *to;
 
 	mutex_lock(&stream->tx_mutex);
+	/* A FIN comes before this, or is seen. */
+	lock_sock(stream->sk);
 	mutex_lock(&stream->tx_ring);
-	may = may_stop(stream->sk);
+	may = may_stop(stream);
 	if (may && !stream->down && stream->tx == STREAM_TX_TCP &&
 	    vmloop_ring_space(&lane->tx, sizeof(hello), &to) >= sizeof(hello)) {
 		hello.magic = cpu_to_le32(STREAM_HELLO_MAGIC);
@@ -71,13 +82,14 @@ static bool say_hello(struct stream *stream)
 			vmloop_lane_ring(lane);
 	}
 	mutex_unlock(&stream->tx_ring);
+	release_sock(stream->sk);
 	mutex_unlock(&stream->tx_mutex);
 	return may;
 }
 
 /**
  * stream_hear() - see whether the peer has said hello
- * @stream: a stream whose lane is up; rx_ring held
+ * @stream: a stream whose lane is up; rx_mutex and rx_ring held
  *
  * Return: whether it has.
  */
@@ -87,6 +99,7 @@ bool stream_hear(struct stream *stream)
 	struct stream_hello hello;
 	const void *from;
 
+	lockdep_assert_held(&stream->rx_mutex);
 	lockdep_assert_held(&stream->rx_ring);
 	if (stream->heard || stream->closed)
 		return stream->heard;
@@ -133,6 +146,9 @@ void stream_keep(struct stream *stream)
 	    !vmloop_ring_ready(&lane->rx))
 		return;
 	size = lane->rx.head - lane->rx.tail;
+	/* A peer that goes on and on is not kept for. */
+	if (left + size > 2 * lane->rx.size)
+		return;
 	rest = size ? kvmalloc(left + size, GFP_KERNEL) : NULL;
 	if (!rest)
 		return;
@@ -148,8 +164,10 @@ void stream_keep(struct stream *stream)
 	}
 	kvfree(stream->rest);
 	stream->rest = rest;
+	spin_lock_bh(&stream->lane_lock);
 	stream->rest_at = 0;
-	WRITE_ONCE(stream->rest_size, left + at);
+	stream->rest_size = left + at;
+	spin_unlock_bh(&stream->lane_lock);
 	stream->got += at;
 	stream_count(STREAM_RX_BYTES, at);
 	if (vmloop_ring_consume_publish(&lane->rx))
@@ -168,11 +186,19 @@ static void go_over(struct stream *stream)
 		vmloop_lane_shut(lane, VMLOOP_REASON_NONE);
 		return;
 	}
-	mutex_lock(&stream->rx_ring);
-	stream_hear(stream);
-	if (READ_ONCE(stream->down))
+	if (!READ_ONCE(stream->heard)) {
+		mutex_lock(&stream->rx_mutex);
+		mutex_lock(&stream->rx_ring);
+		stream_hear(stream);
+		mutex_unlock(&stream->rx_ring);
+		mutex_unlock(&stream->rx_mutex);
+	}
+	if (READ_ONCE(stream->down)) {
+		mutex_lock(&stream->rx_ring);
 		stream_keep(stream);
-	mutex_unlock(&stream->rx_ring);
+		mutex_unlock(&stream->rx_ring);
+		over = true;
+	}
 
 	mutex_lock(&stream->tx_ring);
 	if (stream->tx == STREAM_TX_SAID && !stream->down && stream->heard &&
@@ -217,8 +243,8 @@ static bool peek(struct sock *sk, u32 seq, void *to, unsigned int size)
 	return done == size;
 }
 
-/* Tell the peer by TCP what came by the ring. Returns whether all of it went. */
-static bool tell(struct stream *stream)
+/* Tell the peer by TCP what came by the ring. 0, -EAGAIN, or another negative errno. */
+static int tell(struct stream *stream)
 {
 	int sent;
 
@@ -235,46 +261,44 @@ static bool tell(struct stream *stream)
 		sent = stream_send_by_tcp(stream,
 					  (u8 *)&stream->returning + stream->returned,
 					  sizeof(stream->returning) - stream->returned);
-		if (sent <= 0)
-			return false;
+		if (sent < 0)
+			return sent;
 		stream->returned += sent;
 	}
-	return true;
+	return 0;
 }
 
-/* See what the peer has got of what we sent. Returns whether it has told. */
-static bool ask(struct stream *stream)
+/* See what the peer has got of what we sent. 0; -EAGAIN; -EPROTO if that cannot be. */
+static int ask(struct stream *stream)
 {
 	struct stream_return answer;
 	u32 got;
 
 	if (stream->answered)
-		return true;
+		return 0;
 	if (!peek(stream->sk, stream->seq, &answer, sizeof(answer)))
-		return false;
+		return -EAGAIN;
 	got = le32_to_cpu(answer.got) - stream->unsent_from;
-	if (le64_to_cpu(answer.nonce) != stream->nonce || got > stream->unsent_size) {
-		stream->spoilt = true;
-		return true;
-	}
+	if (le64_to_cpu(answer.nonce) != stream->nonce || got > stream->unsent_size)
+		return -EPROTO;
 	stream->unsent_at = got;
 	stream->answered = true;
-	return true;
+	return 0;
 }
 
-/* Send by TCP what the peer has not got by the ring. Returns whether all of it went. */
-static bool send_rest(struct stream *stream)
+/* Send by TCP what the peer has not got by the ring. As tell(). */
+static int send_rest(struct stream *stream)
 {
 	int sent;
 
 	while (stream->unsent_at < stream->unsent_size) {
 		sent = stream_send_by_tcp(stream, stream->unsent + stream->unsent_at,
 					  stream->unsent_size - stream->unsent_at);
-		if (sent <= 0)
-			return false;
+		if (sent < 0)
+			return sent;
 		stream->unsent_at += sent;
 	}
-	return true;
+	return 0;
 }
 
 /**
@@ -290,16 +314,18 @@ void stream_reset(struct stream *stream)
 		stream_base[stream->family]->diag_destroy(sk, ECONNRESET);
 }
 
-/* The lane has ended, and what is to be known is known: TCP goes on. */
+/* What is to be known is known, and what was to be sent again was: TCP goes on. */
 static void go_on(struct stream *stream)
 {
+	struct vmloop_lane *lane = stream->held;
+	bool refused = !stream->up;
+
 	mutex_lock(&stream->rx_ring);
-	if (stream->heard && !stream->carried) {
-		/* Nothing came, and nothing is to be skipped. */
-		WRITE_ONCE(stream->heard, false);
-	} else if (stream->heard) {
+	/* Where nothing came, nothing is to be skipped. */
+	if (stream->heard && stream->carried)
 		WRITE_ONCE(stream->skip, sizeof(struct stream_return));
-	}
+	else
+		WRITE_ONCE(stream->heard, false);
 	mutex_unlock(&stream->rx_ring);
 
 	mutex_lock(&stream->tx_ring);
@@ -307,45 +333,59 @@ static void go_on(struct stream *stream)
 	stream->unsent = NULL;
 	WRITE_ONCE(stream->tx, STREAM_TX_TCP);
 	mutex_unlock(&stream->tx_ring);
-	atomic_set(&stream->moved, 0);
-	atomic_set(&stream->calls, 0);
-	vmloop_lane_put(stream->held);
+	if (stream->carried)
+		stream_count(STREAM_BACK, 1);
 	WRITE_ONCE(stream->held, NULL);
+	vmloop_lane_put(lane);
 	/* Else TCP takes it for something that nobody has read. */
-	if (mutex_trylock(&stream->rx_mutex)) {
+	if (!test_bit(STREAM_DEAD, &stream->flags) &&
+	    mutex_trylock(&stream->rx_mutex)) {
 		stream_skip(stream);
 		mutex_unlock(&stream->rx_mutex);
 	}
-	clear_bit(STREAM_WANTED, &stream->flags);
-	if (stream->carried)
-		stream_count(STREAM_BACK, 1);
+	stream_not_now(stream, refused);
 	wake(stream);
 }
 
+/* An error that is told is not the end of the connection yet. */
 static bool is_gone(const struct stream *stream)
 {
-	const struct sock *sk = stream->sk;
-
 	return test_bit(STREAM_DEAD, &stream->flags) ||
-	       sk->sk_state == TCP_CLOSE || READ_ONCE(sk->sk_err);
+	       READ_ONCE(stream->sk->sk_state) == TCP_CLOSE;
 }
 
-/* The lane has ended. */
+/* Both ways are told of. 0; -EAGAIN; or why the connection cannot go on. */
+static int settle(struct stream *stream)
+{
+	int err;
+
+	if (stream->spoilt)
+		return -EPROTO;
+	if (!stream->carried)
+		return 0;
+	err = tell(stream);
+	if (!err)
+		err = ask(stream);
+	if (!err)
+		err = send_rest(stream);
+	return err;
+}
+
+/* What became of the lane is known. */
 static void come_back(struct stream *stream)
 {
-	if (stream->held && !is_gone(stream) && !stream->spoilt &&
-	    stream->carried) {
-		if (!tell(stream) || !ask(stream) ||
-		    (!stream->spoilt && !send_rest(stream))) {
-			if (!is_gone(stream)) {
-				stream_queue(stream, RETRY);
-				return;
-			}
+	int err = is_gone(stream) ? 0 : settle(stream);
+
+	if (err == -EAGAIN) {
+		if (!stream->retry)
+			stream->since = jiffies;
+		stream->retry = clamp(stream->retry * 2, RETRY, RETRY_MAX);
+		if (time_before(jiffies, stream->since + ANSWER_TIME)) {
+			stream_queue(stream, stream->retry);
+			return;
 		}
 	}
-	if (!stream->held)
-		return;
-	if (stream->spoilt && !is_gone(stream))
+	if (err && !is_gone(stream))
 		stream_reset(stream);
 	go_on(stream);
 }
@@ -357,6 +397,8 @@ static void catch_up(struct stream *stream)
 	struct socket *orphan = stream->orphan;
 	struct sock *sk = stream->sk;
 
+	if (test_bit(STREAM_DEAD, &stream->flags) && !orphan)
+		return;
 	if (orphan) {
 		stream_get_over(stream);
 		stream->orphan = NULL;
@@ -413,6 +455,10 @@ void stream_get_over(struct stream *stream)
 	stream_skip(stream);
 	mutex_unlock(&stream->rx_mutex);
 	mutex_lock(&stream->rx_ring);
+	/* A FIN may be there, and counts as a byte. */
+	if (!stream->skipping &&
+	    (s32)(stream->seq - READ_ONCE(tcp_sk(stream->sk)->copied_seq)) < 0)
+		stream->skip = 0;
 	if (stream->heard && !stream->held && !stream->skip &&
 	    stream->rest_at == stream->rest_size)
 		WRITE_ONCE(stream->heard, false);

@@ -106,7 +106,7 @@ struct stream *stream_make(struct sock *sk, unsigned int family, bool active)
 	stream->sk = sk;
 	stream->family = family;
 	stream->active = active;
-	stream->worth = stream_after_bytes;
+	stream->again = 1;
 	stream->spin_ns = stream_spin_us * NSEC_PER_USEC;
 	kref_init(&stream->refs);
 	INIT_DELAYED_WORK(&stream->work, stream_work);

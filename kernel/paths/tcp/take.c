@@ -29,7 +29,11 @@
 
 #include "stream.h"
 
-/* How long sockets may take to go back to TCP when the module is unloaded. */
+/*
+ * How long sockets may take to go back to TCP when the module is unloaded: until lanes
+ * end without their peers, and until connections are reset.
+ */
+#define LEAVE_LANES	(3 * HZ)
 #define LEAVE_TIME	(10 * HZ)
 
 /**
@@ -47,7 +51,7 @@ struct listener {
 const struct proto *stream_base[STREAM_FAMILIES];
 const struct proto_ops *stream_base_ops[STREAM_FAMILIES];
 struct proto stream_protos[STREAM_FAMILIES];
-struct proto_ops stream_ops[STREAM_FAMILIES];
+struct proto_ops *stream_ops[STREAM_FAMILIES];
 
 static LIST_HEAD(listeners);
 static DEFINE_SPINLOCK(listeners_lock);
@@ -73,17 +77,26 @@ static int family_of(const struct sock *sk)
 	int i;
 
 	for (i = 0; i < STREAM_FAMILIES; i++)
-		if (stream_base[i] && sk->sk_prot == stream_base[i])
+		/* What was made by another table is another's, as MPTCP's. */
+		if (stream_base[i] && sk->sk_prot == stream_base[i] &&
+		    sk->sk_prot_creator == stream_base[i])
 			return i;
 	return -1;
 }
 
-/* Whether somebody else has a use for the socket. */
-static bool is_in_use(const struct sock *sk)
+/**
+ * stream_is_in_use() - whether somebody else has a use for a socket
+ * @sk: the socket, locked
+ *
+ * A ULP, a map, a filter, the kernel itself (also by a socket that a program gave it).
+ */
+bool stream_is_in_use(const struct sock *sk)
 {
 	return inet_csk(sk)->icsk_ulp_ops || sk->sk_user_data ||
-	       !sk->sk_net_refcnt || rcu_access_pointer(sk->sk_filter) ||
-	       tcp_sk(sk)->repair;
+	       !sk->sk_net_refcnt || sk->sk_kern_sock ||
+	       sk->sk_allocation != GFP_KERNEL ||
+	       sock_flag(sk, SOCK_MEMALLOC) ||
+	       rcu_access_pointer(sk->sk_filter) || tcp_sk(sk)->repair;
 }
 
 static void take_connecting(struct sock *sk)
@@ -92,19 +105,20 @@ static void take_connecting(struct sock *sk)
 	int family = family_of(sk);
 	struct stream *stream;
 
-	if (family < 0) {
-		/* Ours once more: it was disconnected, and connects again. */
-		stream = stream_is_ours(sk) ? stream_get(sk) : NULL;
-		if (stream) {
-			set_bit(STREAM_STAYS, &stream->flags);
-			stream_put(stream);
-		}
-		return;
+	/* Ours once more: it was disconnected, and connects again, as a new one. */
+	stream = stream_is_ours(sk) ? stream_get(sk) : NULL;
+	if (stream) {
+		stream_release(stream);
+		stream_put(stream);
+		family = family_of(sk);
 	}
-	if (!sock || READ_ONCE(sock->ops) != stream_base_ops[family] ||
-	    is_in_use(sk) || !stream_make(sk, family, true))
+	/* By fast open somebody is inside of TCP, and sends. */
+	if (family < 0 || tcp_sk(sk)->fastopen_req)
 		return;
-	WRITE_ONCE(sock->ops, &stream_ops[family]);
+	if (!sock || READ_ONCE(sock->ops) != stream_base_ops[family] ||
+	    stream_is_in_use(sk) || !stream_make(sk, family, true))
+		return;
+	WRITE_ONCE(sock->ops, stream_ops[family]);
 	WRITE_ONCE(sk->sk_prot, &stream_protos[family]);
 	stream_count(STREAM_TAKEN, 1);
 }
@@ -114,7 +128,7 @@ static void take_child(struct sock *sk)
 	int family = family_of(sk);
 	u64 peer;
 
-	if (family < 0 || is_in_use(sk) || !stream_peer_of(sk, &peer) ||
+	if (family < 0 || stream_is_in_use(sk) || !stream_peer_of(sk, &peer) ||
 	    !stream_make(sk, family, false))
 		return;
 	WRITE_ONCE(sk->sk_prot, &stream_protos[family]);
@@ -185,7 +199,7 @@ static void listen_begins(struct sock *sk)
 		stream_put(stream);
 	}
 	family = family_of(sk);
-	if (family < 0 || is_in_use(sk) || !sk->sk_socket ||
+	if (family < 0 || stream_is_in_use(sk) || !sk->sk_socket ||
 	    READ_ONCE(sk->sk_socket->ops) != stream_base_ops[family])
 		return;
 	listener = kmalloc(sizeof(*listener), GFP_ATOMIC);
@@ -195,7 +209,7 @@ static void listen_begins(struct sock *sk)
 	listener->family = family;
 	spin_lock_bh(&listeners_lock);
 	list_add(&listener->list, &listeners);
-	WRITE_ONCE(sk->sk_socket->ops, &stream_ops[family]);
+	WRITE_ONCE(sk->sk_socket->ops, stream_ops[family]);
 	spin_unlock_bh(&listeners_lock);
 }
 
@@ -205,7 +219,7 @@ static void listener_release(struct listener *listener)
 	struct socket *sock = listener->sk->sk_socket;
 
 	lockdep_assert_held(&listeners_lock);
-	if (sock && sock->ops == &stream_ops[listener->family])
+	if (sock && sock->ops == stream_ops[listener->family])
 		WRITE_ONCE(sock->ops, stream_base_ops[listener->family]);
 	list_del(&listener->list);
 	kfree(listener);
@@ -262,11 +276,13 @@ void stream_release(struct stream *stream)
 	struct sock *sk = stream->sk;
 	struct socket *sock = sk->sk_socket;
 
-	if (sock && sock->ops == &stream_ops[family])
+	if (sock && sock->ops == stream_ops[family])
 		WRITE_ONCE(sock->ops, stream_base_ops[family]);
 	if (sk->sk_prot == &stream_protos[family])
 		WRITE_ONCE(sk->sk_prot, (struct proto *)stream_base[family]);
 	stream_end(stream);
+	/* Those who wait in our calls go and call the kernel's. */
+	sk->sk_state_change(sk);
 }
 
 static void give_back(struct stream *stream)
@@ -276,11 +292,11 @@ static void give_back(struct stream *stream)
 	stream_leave(stream);
 	stream_get_over(stream);
 	lock_sock(sk);
-	if (stream_is_plain(stream))
+	/* Of one that was reset nobody reads what was kept. */
+	if (stream_is_plain(stream) ||
+	    (!READ_ONCE(stream->held) && sk->sk_state == TCP_CLOSE))
 		stream_release(stream);
 	release_sock(sk);
-	/* Those who wait in our calls go and call the kernel's. */
-	sk->sk_state_change(sk);
 }
 
 static void find_point(struct tracepoint *point, void *found)
@@ -303,7 +319,14 @@ static int learn(unsigned int i, int family)
 	stream_base_ops[i] = sock->ops;
 	sock_release(sock);
 	stream_protos[i] = *stream_base[i];
-	stream_ops[i] = *stream_base_ops[i];
+	/*
+	 * Never freed: somebody may have copied a pointer to it that we do not know
+	 * of. When the module goes, it is as the kernel's own.
+	 */
+	stream_ops[i] = kmemdup(stream_base_ops[i], sizeof(*stream_ops[i]),
+				GFP_KERNEL);
+	if (!stream_ops[i])
+		return -ENOMEM;
 	stream_calls_init(i);
 	return 0;
 }
@@ -332,31 +355,47 @@ int stream_take_init(void)
  */
 void stream_take_exit(void)
 {
-	unsigned long until = jiffies + LEAVE_TIME;
+	unsigned long start = jiffies;
 	struct listener *listener, *next;
+	bool lanes = true;
+	unsigned int i;
 
 	WRITE_ONCE(leaving, true);
 	tracepoint_synchronize_unregister();
 	spin_lock_bh(&listeners_lock);
 	list_for_each_entry_safe(listener, next, &listeners, list) {
-		/* Whoever waits in accept() looks again. */
-		listener->sk->sk_data_ready(listener->sk);
+		struct sock *sk = listener->sk;
+
 		listener_release(listener);
+		/* All who wait in accept() look again. */
+		sk->sk_state_change(sk);
 	}
 	spin_unlock_bh(&listeners_lock);
-	while (!stream_none()) {
+	for (;;) {
 		stream_each(give_back);
 		if (stream_none())
 			break;
-		/* Its peer does not answer, or its reader does not read. */
-		if (time_after(jiffies, until))
+		/* Their peers do not answer. */
+		if (lanes && time_after(jiffies, start + LEAVE_LANES)) {
+			vmloop_path_unregister(&stream_path);
+			lanes = false;
+		}
+		/* Nor by TCP; or nobody reads what was kept. */
+		if (time_after(jiffies, start + LEAVE_TIME))
 			stream_each(stream_reset);
 		schedule_timeout_uninterruptible(HZ / 100);
 	}
 	tracepoint_probe_unregister(state_point, state_changes, NULL);
 	tracepoint_synchronize_unregister();
+	if (lanes)
+		vmloop_path_unregister(&stream_path);
+	for (i = 0; i < STREAM_FAMILIES; i++)
+		if (stream_ops[i])
+			stream_calls_exit(i);
 	/* Whoever had loaded one of our calls is in it, or has left it. */
 	synchronize_rcu_tasks();
 	synchronize_srcu(&stream_users);
+	/* And who has left it has returned. */
+	synchronize_rcu_tasks();
 	flush_workqueue(stream_workqueue);
 }

@@ -146,7 +146,7 @@ def full(c: socket.socket) -> Any:
     """Nobody reads: at some point no more goes; then all of it is read."""
     c.setblocking(False)
     sent = quiet = 0
-    while quiet < 20:
+    while quiet < 20 and sent < 64 << 20:
         try:
             sent += c.send(pattern(5000))
             quiet = 0
@@ -163,7 +163,7 @@ def full_server(s: socket.socket) -> Any:
     before = -1
     while (now := queued(s, termios.FIONREAD)) != before:
         before = now
-        time.sleep(0.7)
+        time.sleep(3)
     count = 0
     while part := s.recv(1 << 16):
         count += len(part)
@@ -173,7 +173,9 @@ def full_server(s: socket.socket) -> Any:
 
 def end_seen(c: socket.socket) -> Any:
     mask = select.POLLIN | select.POLLOUT | select.POLLRDHUP
-    found: list[Any] = [events(c, mask, select.POLLRDHUP), receive(c, 100).decode(), attempt(lambda: c.recv(10))]
+    # Not writable is what a socket may be for a moment.
+    found: list[Any] = [events(c, mask, select.POLLRDHUP | select.POLLOUT), receive(c, 100).decode()]
+    found.append(attempt(lambda: c.recv(10)))
     return [*found, attempt(lambda: c.recv(10))]
 
 
