@@ -108,6 +108,10 @@ bench-ring: deps ## The ring between two cores, against memcpy
 bench-lanes: deps ## What finding the lane that has news costs, by the number of lanes
 	@$(MAKE) -s -C bench/lanes run
 
+.PHONY: bench-agent
+bench-agent: deps ## The agent with up to 1,000 pretended guests: memory, arrivals, CPU
+	@bench/run agent
+
 ##@ Clean
 
 .PHONY: clean

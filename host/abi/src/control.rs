@@ -71,7 +71,12 @@ impl ControlRegion {
     #[doc(hidden)]
     pub fn fake_guest(fd: &OwnedFd) -> io::Result<FakeGuest> {
         let header = memory::control_header();
-        Ok(FakeGuest { map: Mapping::new(fd.as_fd(), header.size as usize)?, header, rings: None })
+        Ok(FakeGuest {
+            map: Mapping::new(fd.as_fd(), header.size as usize)?,
+            header,
+            rings: None,
+            awaited: false,
+        })
     }
 
     fn describe_ourselves(&self) {
@@ -82,9 +87,9 @@ impl ControlRegion {
             side + offset_of!(Side, major) as u64,
             u32::from(shm::VMLOOP_SHM_MAJOR) | u32::from(shm::VMLOOP_SHM_MINOR) << 16,
         );
-        put32(side + offset_of!(Side, max_record) as u64, max_record(memory::CONTROL_RING));
+        put32(side + offset_of!(Side, max_record) as u64, max_record(memory::CONTROL_RINGS[0]));
         put32(side + offset_of!(Side, lanes) as u64, 1);
-        put32(lane + offset_of!(Lane, ring_size) as u64, memory::CONTROL_RING);
+        put32(lane + offset_of!(Lane, ring_size) as u64, memory::CONTROL_RINGS[0]);
         put32(lane + offset_of!(Lane, kind) as u64, shm::VMLOOP_LANE_CONTROL);
         self.map
             .u32_at(side + offset_of!(Side, state) as u64)
@@ -220,7 +225,7 @@ fn rings(map: &Mapping, header: &Header, side: usize, offset: u64, size: u32) ->
     };
     let other = 1 - side;
     let (ours, theirs) = (lane(side), lane(other));
-    let out = map.at(header.data_offset[side], u64::from(memory::CONTROL_RING));
+    let out = map.at(header.data_offset[side], u64::from(memory::CONTROL_RINGS[side]));
     let into = map.at(header.data_offset[other] + offset, u64::from(size));
     // SAFETY: all four lie within the mapping, as at() checked, and are
     // aligned, as the header's offsets are pages and the caller checked
@@ -229,7 +234,7 @@ fn rings(map: &Mapping, header: &Header, side: usize, offset: u64, size: u32) ->
     // used the lanes before are replaced by these.
     unsafe {
         Some((
-            Tx::new(out, memory::CONTROL_RING, ours, theirs).ok()?,
+            Tx::new(out, memory::CONTROL_RINGS[side], ours, theirs).ok()?,
             Rx::new(into, size, ours, theirs).ok()?,
         ))
     }
@@ -241,6 +246,8 @@ pub struct FakeGuest {
     map: Mapping,
     header: Header,
     rings: Option<(Tx, Rx)>,
+    /// The agent waits for room.
+    awaited: bool,
 }
 
 #[doc(hidden)]
@@ -250,11 +257,14 @@ impl FakeGuest {
         let side = self.header.side_offset[1];
         let lane = side + offset_of!(Side, lane) as u64;
         self.poke32(side + offset_of!(Side, major) as u64, u32::from(shm::VMLOOP_SHM_MAJOR));
-        self.poke32(side + offset_of!(Side, max_record) as u64, max_record(memory::CONTROL_RING));
+        self.poke32(
+            side + offset_of!(Side, max_record) as u64,
+            max_record(memory::CONTROL_RINGS[1]),
+        );
         self.poke32(side + offset_of!(Side, lanes) as u64, 1);
-        self.poke32(lane + offset_of!(Lane, ring_size) as u64, memory::CONTROL_RING);
+        self.poke32(lane + offset_of!(Lane, ring_size) as u64, memory::CONTROL_RINGS[1]);
         self.poke32(lane + offset_of!(Lane, kind) as u64, shm::VMLOOP_LANE_CONTROL);
-        self.rings = rings(&self.map, &self.header, 1, 0, memory::CONTROL_RING);
+        self.rings = rings(&self.map, &self.header, 1, 0, memory::CONTROL_RINGS[0]);
         self.map
             .u64_at(side + offset_of!(Side, incarnation) as u64)
             .store(incarnation, Ordering::Relaxed);
@@ -283,12 +293,23 @@ impl FakeGuest {
         fits
     }
 
+    /// Asks for a doorbell at the next message; false if there is one already.
+    pub fn sleep(&mut self) -> bool {
+        let (_, rx) = self.rings.as_mut().expect("begun");
+        rx.sleep()
+    }
+
     pub fn receive(&mut self) -> Option<(u16, Vec<u8>)> {
         let (_, rx) = self.rings.as_mut().expect("begun");
         let mut payload = Vec::new();
         let kind = rx.pop(&mut payload, usize::MAX).expect("an honest agent")?;
-        rx.publish();
+        self.awaited |= rx.publish();
         Some((kind, payload))
+    }
+
+    /// Whether the agent is to be rung at, as it waits for the room that was made.
+    pub fn is_awaited(&mut self) -> bool {
+        std::mem::take(&mut self.awaited)
     }
 }
 

@@ -19,8 +19,11 @@ pub const RING_MIN: u32 = 64 << 10;
 pub const RING_MAX: u32 = 1 << 30;
 /// Bytes of a control region.
 pub const CONTROL_SIZE: u64 = 1 << 20;
-/// Bytes of each of a control region's two rings.
-pub const CONTROL_RING: u32 = 256 << 10;
+/// Bytes of a control region's rings: what the agent says, what the guest says. The agent
+/// waits for room where a directory is larger, and a guest has room for what it says of 256
+/// channels at once. All of it is used in the end, whoever says little, and 1,000 guests
+/// have that many.
+pub const CONTROL_RINGS: [u32; 2] = [8 << 10, 32 << 10];
 
 const SIDE_SIZE: u32 = shm::VMLOOP_SHM_PAGE as u32;
 
@@ -36,7 +39,7 @@ pub fn control_header() -> Header {
         side_size: SIDE_SIZE,
         reserved: 0,
         data_offset: [512 << 10, 256 << 10],
-        data_size: [u64::from(CONTROL_RING); 2],
+        data_size: CONTROL_RINGS.map(u64::from),
     }
 }
 

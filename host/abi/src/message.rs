@@ -5,6 +5,7 @@
 //! on a private copy and accepts nothing that is out of range.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -285,9 +286,9 @@ pub struct DirectoryEntry {
     /// largest MTU in bytes that the network between the two carries
     pub mtu: u16,
     /// the peer's name on the host; cut after 31 bytes
-    pub name: String,
+    pub name: Arc<str>,
     /// its addresses; those after `VMLOOP_PEER_IPS` are left out
-    pub ips: Vec<Address>,
+    pub ips: Arc<[Address]>,
 }
 
 impl DirectoryEntry {
@@ -377,7 +378,7 @@ impl AgentMessage {
             Self::DirPeer(entry) => {
                 let mut ip = [shm::Address::default(); shm::VMLOOP_PEER_IPS];
                 let mut count = 0;
-                for (slot, address) in ip.iter_mut().zip(&entry.ips) {
+                for (slot, address) in ip.iter_mut().zip(entry.ips.iter()) {
                     *slot = address.wire();
                     count += 1;
                 }
@@ -501,8 +502,8 @@ mod tests {
             local_mac: [1; 6],
             mac: [2; 6],
             mtu: 1500,
-            name: "x".repeat(100),
-            ips: vec![ip; 20],
+            name: "x".repeat(100).into(),
+            ips: vec![ip; 20].into(),
         };
         let (kind, mut payload) = AgentMessage::DirPeer(Box::new(entry.clone())).encode();
         assert_eq!(kind, shm::VMLOOP_MSG_DIR_PEER);

@@ -6,13 +6,17 @@
 //! what the operator thinks it is. Written after
 //! docs/interop/qmp-spec in QEMU's tree.
 
+mod events;
+
+pub use events::{Event, Events, Missed};
+
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -20,8 +24,10 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedReadHalf;
-use tokio::sync::{broadcast, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
+
+use events::Listeners;
 
 /// How long QEMU may take to greet.
 const GREETING: Duration = Duration::from_secs(2);
@@ -30,6 +36,9 @@ const GREETING_MAX: u64 = 64 << 10;
 /// How long QEMU may take to answer a command. Its main loop can stand still
 /// for a while, for instance while it writes to a slow disk.
 const ANSWER: Duration = Duration::from_secs(10);
+/// Bytes that are read at once, and room in bytes for a line that is kept: of a
+/// thousand QEMUs hardly one says something at any time.
+const BUFFER: usize = 512;
 /// Longest line in bytes that is accepted.
 const LINE_MAX: u64 = 16 << 20;
 
@@ -108,15 +117,6 @@ impl Error {
     }
 }
 
-/// Something that QEMU said unasked.
-#[derive(Clone, Debug)]
-pub struct Event {
-    /// such as `DEVICE_DELETED`
-    pub name: String,
-    /// what comes with it; null if nothing
-    pub data: Value,
-}
-
 /// Who waits for which answer: a value, or QEMU's class and text of an error.
 type Waiting = HashMap<u64, oneshot::Sender<Result<Value, (String, String)>>>;
 type Pending = Mutex<Waiting>;
@@ -124,7 +124,7 @@ type Pending = Mutex<Waiting>;
 struct Inner {
     stream: tokio::net::unix::OwnedWriteHalf,
     pending: Arc<Pending>,
-    events: broadcast::Sender<Event>,
+    events: Weak<Listeners>,
     closed: Arc<watch::Sender<bool>>,
     next: AtomicU64,
     sending: tokio::sync::Mutex<()>,
@@ -172,7 +172,7 @@ impl Qmp {
             uid: cred.uid(),
         };
         let (read, write) = stream.into_split();
-        let mut reader = BufReader::new(read);
+        let mut reader = BufReader::with_capacity(BUFFER, read);
 
         let mut first = Vec::new();
         match timeout(GREETING, greeting(&mut reader, &mut first)).await {
@@ -187,14 +187,15 @@ impl Qmp {
         }
 
         let closed = Arc::new(watch::Sender::new(false));
-        let (events, _) = broadcast::channel(256);
+        let events = Arc::<Listeners>::default();
+        let listeners = Arc::downgrade(&events);
         let pending = Arc::new(Pending::default());
-        tokio::spawn(read_all(reader, pending.clone(), events.clone(), closed.clone()));
+        tokio::spawn(read_all(reader, pending.clone(), events, closed.clone()));
         let qmp = Self {
             inner: Arc::new(Inner {
                 stream: write,
                 pending,
-                events,
+                events: listeners,
                 closed,
                 next: AtomicU64::new(1),
                 sending: tokio::sync::Mutex::new(()),
@@ -298,8 +299,8 @@ impl Qmp {
     }
 
     /// What QEMU says unasked, from now on.
-    pub fn events(&self) -> broadcast::Receiver<Event> {
-        self.inner.events.subscribe()
+    pub fn events(&self) -> Events {
+        self.inner.events.upgrade().unwrap_or_default().listen()
     }
 
     /// Returns when QEMU has hung up.
@@ -388,12 +389,13 @@ async fn greeting(reader: &mut BufReader<OwnedReadHalf>, first: &mut Vec<u8>) ->
 async fn read_all(
     mut reader: BufReader<OwnedReadHalf>,
     pending: Arc<Pending>,
-    events: broadcast::Sender<Event>,
+    events: Arc<Listeners>,
     closed: Arc<watch::Sender<bool>>,
 ) {
     let mut line = Vec::new();
     loop {
         line.clear();
+        line.shrink_to(BUFFER);
         match (&mut reader).take(LINE_MAX).read_until(b'\n', &mut line).await {
             Ok(0) | Err(_) => break,
             Ok(_) if !line.ends_with(b"\n") => break,
@@ -408,8 +410,7 @@ async fn read_all(
                 name: name.to_owned(),
                 data: message.get("data").cloned().unwrap_or(Value::Null),
             };
-            // An error means that nobody listens.
-            let _ = events.send(event);
+            events.tell(&event);
             continue;
         }
         let Some(id) = message.get("id").and_then(Value::as_u64) else { continue };

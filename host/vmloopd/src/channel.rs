@@ -8,14 +8,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::warn;
 use vmloop_abi::memory::Layout;
 use vmloop_abi::shm;
 
-use crate::end::{Failure, GuestEnd, Medium, Offer, Place, Region, Spec};
+use crate::end::{Failure, GuestEnd, Medium, Offer, Pending, Place, Region, Spec};
 use crate::event::{ChannelKey, Event, News, Post};
+use crate::mailbox;
 
 /// How long the guest on side 0 may take to make the memory, if it does.
 const OFFER: Duration = Duration::from_secs(10);
@@ -58,20 +59,44 @@ pub struct Task {
     /// the broker
     pub post: Post,
     /// from the broker
-    pub commands: mpsc::UnboundedReceiver<Command>,
+    pub commands: mailbox::Receiver<Command>,
 }
 
 impl Task {
     /// Makes the channel, or takes over one of an earlier agent (`adopted`),
     /// and serves it until it is gone.
-    pub async fn run(self, adopted: bool) {
+    ///
+    /// A block, as an async function would keep what it is given twice, in each of ten
+    /// thousand channels.
+    #[expect(clippy::manual_async_fn, reason = "a block keeps what it is given once")]
+    pub fn run(mut self, adopted: bool) -> impl Future<Output = ()> + Send {
+        async move { self.serve(adopted).await }
+    }
+
+    async fn serve(&mut self, adopted: bool) {
         let Self { key, tag, ring_size, layout, guests, post, commands } = self;
+        let (key, tag, ring_size, layout) = (*key, *tag, *ring_size, *layout);
         let voice = Voice { post, key, tag };
-        let [a, b] = &guests;
+        let [a, b] = &*guests;
         let medium = a.place.medium();
         if medium != b.place.medium() {
             // A host has one hypervisor.
             return voice.tell(News::Gone).await;
+        }
+        let mut making = None;
+        if let Some(places) = a.place.making().zip(b.place.making()).filter(|_| !adopted) {
+            match Box::pin(turn(places, commands)).await {
+                Turn::Ours(permits) => making = Some(permits),
+                Turn::Never => {
+                    // No guest knows of it yet.
+                    for news in [News::Unplugging, News::SideGone(0), News::SideGone(1), News::Gone]
+                    {
+                        voice.tell(news).await;
+                    }
+                    return;
+                }
+                Turn::Leaving => return,
+            }
         }
         let region = if medium == Medium::Host && !adopted {
             match Region::new(ring_size, layout) {
@@ -87,8 +112,7 @@ impl Task {
         let side = |number: usize| {
             let peer = &guests[1 - number];
             let spec = Spec { tag, side: number, peer: peer.id, epoch: peer.epoch, layout };
-            let ((orders, inbox), (opened, is_open)) =
-                (mpsc::unbounded_channel(), oneshot::channel());
+            let ((orders, inbox), (opened, is_open)) = (mailbox::mailbox(), oneshot::channel());
             let end = guests[number].place.end(spec);
             let side = Side { number, end, orders: inbox, opened, voice: &voice };
             (side.run(region.clone(), adopted), orders, is_open)
@@ -101,6 +125,7 @@ impl Task {
             orders: [to_one, to_two],
             medium,
             adopted,
+            making,
             drain: a.place.drain().max(b.place.drain()),
             closed: [false; 2],
             close_by: None,
@@ -113,16 +138,55 @@ impl Task {
     }
 }
 
+/// Leave to make an end in both guests.
+type Permits = [OwnedSemaphorePermit; 2];
+
+/// What became of waiting for it.
+enum Turn {
+    Ours(Permits),
+    /// It is to be closed already.
+    Never,
+    /// The agent ends.
+    Leaving,
+}
+
+/// Waits until both guests have fewer channels in the making than they may: what is
+/// made takes descriptors of the agent's. The lower identity first, so that nobody
+/// waits in a circle.
+async fn turn(
+    places: (Arc<Semaphore>, Arc<Semaphore>),
+    commands: &mut mailbox::Receiver<Command>,
+) -> Turn {
+    let both = async {
+        let one = places.0.acquire_owned().await.ok()?;
+        Some([one, places.1.acquire_owned().await.ok()?])
+    };
+    tokio::pin!(both);
+    loop {
+        tokio::select! {
+            biased;
+            permits = &mut both => return permits.map_or(Turn::Leaving, Turn::Ours),
+            command = commands.recv() => match command {
+                None => return Turn::Leaving,
+                Some(Command::Close) => return Turn::Never,
+                // No guest knows of it yet.
+                Some(Command::Closed(_) | Command::Offer(..) | Command::Fail(_)) => {}
+            },
+        }
+    }
+}
+
 /// Tells the broker of a channel.
-struct Voice {
-    post: Post,
+struct Voice<'a> {
+    post: &'a Post,
     key: ChannelKey,
     tag: u32,
 }
 
-impl Voice {
-    async fn tell(&self, news: News) {
-        self.post.tell(Event::Channel { key: self.key, news }).await;
+impl Voice<'_> {
+    /// Boxed: what is told takes much more room than a channel that is only used.
+    fn tell(&self, news: News) -> Pending<'_, ()> {
+        Box::pin(self.post.tell(Event::Channel { key: self.key, news }))
     }
 
     /// Side 0 could not be made.
@@ -156,48 +220,53 @@ struct Side<'a> {
     /// 0 or 1
     number: usize,
     end: Box<dyn GuestEnd>,
-    orders: mpsc::UnboundedReceiver<Order>,
+    orders: mailbox::Receiver<Order>,
     /// where it says whether its end could be opened
     opened: oneshot::Sender<bool>,
-    voice: &'a Voice,
+    voice: &'a Voice<'a>,
 }
 
 impl Side<'_> {
     /// Opens the end, carries out orders, and tells when the end is gone.
-    async fn run(mut self, region: Option<Arc<Region>>, adopted: bool) -> Left {
-        let voice = self.voice;
-        if adopted {
-            self.end.adopt();
-        } else if let Err(failure) = self.end.open(region.as_deref()).await {
-            voice.tell(News::Failed(failure)).await;
-            // Fails only if nobody waits for it any more.
-            let _ = self.opened.send(false);
-            voice.tell(News::SideGone(self.number)).await;
-            return Left::Gone;
-        }
-        drop(region);
-        // As above.
-        let _ = self.opened.send(true);
-        loop {
-            match self.orders.recv().await {
-                Some(Order::Take(offer)) => self.end.take(offer),
-                Some(Order::Release) => self.end.release(),
-                Some(Order::Remove) => break,
-                None => {
-                    self.end.leave();
-                    return Left::There;
+    ///
+    /// A block, as an async function would keep what it is given twice.
+    #[expect(clippy::manual_async_fn, reason = "a block keeps what it is given once")]
+    fn run(mut self, region: Option<Arc<Region>>, adopted: bool) -> impl Future<Output = Left> {
+        async move {
+            let voice = self.voice;
+            if adopted {
+                self.end.adopt();
+            } else if let Err(failure) = self.end.open(region.as_deref()).await {
+                voice.tell(News::Failed(failure)).await;
+                // Fails only if nobody waits for it any more.
+                let _ = self.opened.send(false);
+                voice.tell(News::SideGone(self.number)).await;
+                return Left::Gone;
+            }
+            drop(region);
+            // As above.
+            let _ = self.opened.send(true);
+            loop {
+                match self.orders.recv().await {
+                    Some(Order::Take(offer)) => self.end.take(offer),
+                    Some(Order::Release) => self.end.release(),
+                    Some(Order::Remove) => break,
+                    None => {
+                        self.end.leave();
+                        return Left::There;
+                    }
                 }
             }
+            let (key, tag, side) = (voice.key, voice.tag, self.number);
+            let slow = move || {
+                warn!(tag, side, "the guest keeps the channel's device; asking again");
+                // A full queue loses a remark, nothing else.
+                let _ = voice.post.events.try_send(Event::Channel { key, news: News::Stuck(side) });
+            };
+            self.end.remove(Box::new(slow)).await;
+            voice.tell(News::SideGone(side)).await;
+            Left::Gone
         }
-        let (key, tag, side) = (voice.key, voice.tag, self.number);
-        let slow = move || {
-            warn!(tag, side, "the guest keeps the channel's device; asking again");
-            // A full queue loses a remark, nothing else.
-            let _ = voice.post.events.try_send(Event::Channel { key, news: News::Stuck(side) });
-        };
-        self.end.remove(Box::new(slow)).await;
-        voice.tell(News::SideGone(side)).await;
-        Left::Gone
     }
 }
 
@@ -207,11 +276,13 @@ struct Leaving;
 /// Decides what both sides do, by what the broker says. Once it is dropped, a side
 /// that was not told to remove its end leaves it as it is.
 struct Decider<'a> {
-    voice: &'a Voice,
-    commands: mpsc::UnboundedReceiver<Command>,
-    orders: [mpsc::UnboundedSender<Order>; 2],
+    voice: &'a Voice<'a>,
+    commands: &'a mut mailbox::Receiver<Command>,
+    orders: [mailbox::Sender<Order>; 2],
     medium: Medium,
     adopted: bool,
+    /// held while the ends are made
+    making: Option<Permits>,
     drain: Duration,
     /// sides that are done with it
     closed: [bool; 2],
@@ -220,16 +291,28 @@ struct Decider<'a> {
 }
 
 impl Decider<'_> {
-    async fn run(mut self, opened: [oneshot::Receiver<bool>; 2]) {
-        // Fails only when the agent ends.
-        let _ = self.decide(opened).await;
+    /// A block, as [`Side::run`].
+    #[expect(clippy::manual_async_fn, reason = "a block keeps what it is given once")]
+    fn run(mut self, opened: [oneshot::Receiver<bool>; 2]) -> impl Future<Output = ()> {
+        async move {
+            // Boxed, as it is only waited for while the ends are made.
+            let is_open = match self.adopted {
+                true => Ok(true),
+                false => Box::pin(self.opening(opened)).await,
+            };
+            self.making = None;
+            if let Ok(is_open) = is_open {
+                // Fails only when the agent ends.
+                let _ = self.decide(is_open).await;
+            }
+        }
     }
 
-    async fn decide(&mut self, opened: [oneshot::Receiver<bool>; 2]) -> Result<(), Leaving> {
-        if self.adopted || self.opening(opened).await? {
+    async fn decide(&mut self, is_open: bool) -> Result<(), Leaving> {
+        if is_open {
             self.serve().await?;
             self.order(|| Order::Release);
-            self.drain().await?;
+            Box::pin(self.drain()).await?;
         }
         self.voice.tell(News::Unplugging).await;
         self.order(|| Order::Remove);
@@ -239,8 +322,7 @@ impl Decider<'_> {
     /// Tells both sides.
     fn order(&self, order: impl Fn() -> Order) {
         for side in &self.orders {
-            // Fails only if its end could not be opened.
-            let _ = side.send(order());
+            side.send(order());
         }
     }
 
@@ -293,7 +375,7 @@ impl Decider<'_> {
             let command = if offered || self.adopted {
                 Ok(self.commands.recv().await)
             } else {
-                timeout_at(deadline, self.commands.recv()).await
+                Box::pin(timeout_at(deadline, self.commands.recv())).await
             };
             match command {
                 Ok(None) => return Err(Leaving),
@@ -301,8 +383,7 @@ impl Decider<'_> {
                 Ok(Some(Command::Closed(side))) => self.closed[side] = true,
                 Ok(Some(Command::Offer(0, offer))) if !offered => {
                     offered = true;
-                    // Fails only if its end could not be opened.
-                    let _ = self.orders[1].send(Order::Take(offer));
+                    self.orders[1].send(Order::Take(offer));
                     if !self.adopted {
                         self.voice.tell(News::Open).await;
                     }

@@ -2,7 +2,7 @@
 //! What each guest is told about the others: pure functions from who is there
 //! to the entries of every directory.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use crate::network::judge::{Judge, Seat};
 use crate::network::links::Port;
 
 /// A guest, as far as directories are concerned.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     /// identity
     pub id: u64,
     /// epoch
     pub epoch: u64,
     /// name on this host
-    pub name: String,
+    pub name: Arc<str>,
     /// in lower case; empty if none
     pub uuid: String,
     /// runs the modules, so that others may know of it
@@ -71,19 +71,47 @@ pub enum Apart {
     Filter(Arc<Filter>),
 }
 
-/// Members in the order in which they came, with what follows from all of them.
-pub struct View<'a> {
-    members: &'a [Member],
-    policy: &'a Policy,
-    /// None if filters on the way are ignored
-    judge: Option<&'a Judge>,
-    /// what it knows of each interface
+/// Where interfaces meet each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Network {
+    /// A VLAN of a bridge.
+    Bridge(u32, u16),
+    /// By way of the host, by the policy's number.
+    Routed(usize),
+}
+
+/// Addresses of an interface that others are told of.
+#[derive(Clone, Debug, Default)]
+struct Addresses {
+    bridged: Arc<[Address]>,
+    routed: Arc<[Address]>,
+}
+
+/// What follows from all members.
+#[derive(Debug, Default)]
+pub struct Index {
+    /// what the judge knows of each interface; empty without one
     seats: Vec<Vec<Option<Arc<Seat>>>>,
     /// who came first with an address, by network
     macs: HashMap<(u32, u16, [u8; 6]), usize>,
     ips: HashMap<(u32, u16, IpAddr), (u64, usize)>,
     /// the same among those that the host routes between, by the policy's number
     routed: HashMap<(usize, IpAddr), (u64, usize)>,
+    /// who is where, in order, some perhaps several times
+    near: HashMap<Network, Vec<usize>>,
+    /// of each interface
+    addresses: Vec<Vec<Addresses>>,
+    /// as directories have them
+    names: Vec<Arc<str>>,
+}
+
+/// Members in the order in which they came, with what follows from all of them.
+pub struct View<'a> {
+    members: &'a [Member],
+    policy: &'a Policy,
+    /// None if filters on the way are ignored
+    judge: Option<&'a Judge>,
+    index: Arc<Index>,
 }
 
 /// Notes a claim to an address, unless there is an older one.
@@ -122,45 +150,159 @@ fn is_usable(ip: IpAddr) -> bool {
         || matches!(ip, IpAddr::V4(ip) if ip.is_broadcast()))
 }
 
-impl<'a> View<'a> {
-    /// Looks at all members, in the order in which they came.
-    pub fn new(members: &'a [Member], policy: &'a Policy) -> Self {
-        let mut macs = HashMap::new();
-        let mut ips: HashMap<_, (u64, usize)> = HashMap::new();
-        let mut routed: HashMap<_, (u64, usize)> = HashMap::new();
-        for (index, member) in members.iter().enumerate() {
-            for (mac, port) in &member.nics {
-                let Some(port) = port else { continue };
-                macs.entry((port.bridge, port.vlan, *mac)).or_insert(index);
-                let number = routed_number(policy, member.who(), port);
-                for (address, first) in &member.addresses {
-                    if address.mac != *mac
-                        || !is_usable(address.ip)
-                        || !policy.allows_ip(member.who(), address.ip)
-                    {
-                        continue;
-                    }
-                    claim(&mut ips, (port.bridge, port.vlan, address.ip), *first, index);
-                    if let Some(number) = number
-                        && !is_link_local(address.ip)
-                        && policy.allows_routed_ip(member.who(), number, address.ip)
-                        && member.routed.contains(address)
-                    {
-                        claim(&mut routed, (number, address.ip), *first, index);
-                    }
+/// Networks that interfaces of a member are in.
+fn networks(member: &Member, policy: &Policy) -> Vec<Network> {
+    let mut networks = Vec::with_capacity(member.nics.len());
+    for port in member.nics.iter().filter_map(|(_, port)| port.as_ref()) {
+        networks.push(Network::Bridge(port.bridge, port.vlan));
+        networks.extend(routed_number(policy, member.who(), port).map(Network::Routed));
+    }
+    networks
+}
+
+/// Whose directories may be others, as other members are there than `before`: those
+/// that share a network with one that came, went, or changed.
+pub fn affected(members: &[Member], before: &[Member], policy: &Policy) -> Vec<bool> {
+    let old: HashMap<u64, &Member> = before.iter().map(|member| (member.id, member)).collect();
+    let new: HashMap<u64, &Member> = members.iter().map(|member| (member.id, member)).collect();
+    let changed = |one: &&Member| old.get(&one.id) != new.get(&one.id);
+    let mut where_changed = HashSet::new();
+    for member in members.iter().filter(changed).chain(before.iter().filter(changed)) {
+        where_changed.extend(networks(member, policy));
+    }
+    let is_near =
+        |member| networks(member, policy).iter().any(|network| where_changed.contains(network));
+    members.iter().map(|member| changed(&member) || is_near(member)).collect()
+}
+
+/// The list of before, if it is the same: then all directories share it.
+fn shared<T: Clone + PartialEq>(new: Vec<T>, before: Option<&Arc<[T]>>) -> Arc<[T]> {
+    before.filter(|old| ***old == *new).cloned().unwrap_or_else(|| new.into())
+}
+
+impl Index {
+    /// Looks at all members, in the order in which they came. What is the same as
+    /// `before` is shared with that.
+    pub fn new(
+        members: &[Member],
+        policy: &Policy,
+        judge: Option<&Judge>,
+        before: Option<(&[Member], &Self)>,
+    ) -> Self {
+        let mut index = Self::default();
+        for (at, member) in members.iter().enumerate() {
+            index.claim_all(at, member, policy);
+            for network in networks(member, policy) {
+                index.near.entry(network).or_default().push(at);
+            }
+        }
+        if let Some(judge) = judge {
+            let seat = |(_, port): &(_, Option<Port>)| Some(judge.seat(port.as_ref()?));
+            index.seats =
+                members.iter().map(|member| member.nics.iter().map(seat).collect()).collect();
+        }
+        let old: HashMap<u64, (usize, &Self)> = before
+            .into_iter()
+            .flat_map(|(old, was)| old.iter().zip(0..).map(move |(one, at)| (one.id, (at, was))))
+            .collect();
+        for (at, member) in members.iter().enumerate() {
+            let old = old.get(&member.id);
+            let name = old.map(|(at, was)| &was.names[*at]).filter(|name| **name == member.name);
+            index.names.push(name.unwrap_or(&member.name).clone());
+            let addresses = (0..member.nics.len()).map(|nic| {
+                let old = old.and_then(|(at, was)| was.addresses[*at].get(nic));
+                Addresses {
+                    bridged: shared(index.bridged(at, member, nic), old.map(|old| &old.bridged)),
+                    routed: shared(
+                        index.routed(at, member, nic, policy),
+                        old.map(|old| &old.routed),
+                    ),
+                }
+            });
+            let addresses = addresses.collect();
+            index.addresses.push(addresses);
+        }
+        index
+    }
+
+    /// Notes what a member claims.
+    fn claim_all(&mut self, at: usize, member: &Member, policy: &Policy) {
+        for (mac, port) in &member.nics {
+            let Some(port) = port else { continue };
+            self.macs.entry((port.bridge, port.vlan, *mac)).or_insert(at);
+            let number = routed_number(policy, member.who(), port);
+            for (address, first) in &member.addresses {
+                if address.mac != *mac
+                    || !is_usable(address.ip)
+                    || !policy.allows_ip(member.who(), address.ip)
+                {
+                    continue;
+                }
+                claim(&mut self.ips, (port.bridge, port.vlan, address.ip), *first, at);
+                if let Some(number) = number
+                    && !is_link_local(address.ip)
+                    && policy.allows_routed_ip(member.who(), number, address.ip)
+                    && member.routed.contains(address)
+                {
+                    claim(&mut self.routed, (number, address.ip), *first, at);
                 }
             }
         }
-        Self { members, policy, judge: None, seats: Vec::new(), macs, ips, routed }
     }
 
-    /// The same, heeding what the host has on the way between two, if there is a judge.
-    #[must_use]
-    pub fn judged_by(self, judge: Option<&'a Judge>) -> Self {
-        let Some(judge) = judge else { return self };
-        let seat = |(_, port): &(_, Option<Port>)| Some(judge.seat(port.as_ref()?));
-        let seats = |member: &Member| member.nics.iter().map(seat).collect();
-        Self { judge: Some(judge), seats: self.members.iter().map(seats).collect(), ..self }
+    /// Addresses of an interface that its neighbours are told of.
+    fn bridged(&self, at: usize, member: &Member, nic: usize) -> Vec<Address> {
+        let (mac, Some(port)) = &member.nics[nic] else { return Vec::new() };
+        let mine = |address: &Address| {
+            let claim = self.ips.get(&(port.bridge, port.vlan, address.ip));
+            address.mac == *mac && claim.is_some_and(|claim| claim.1 == at)
+        };
+        member.addresses.iter().map(|(address, _)| *address).filter(mine).collect()
+    }
+
+    /// Addresses of an interface by which others reach it through the host; no
+    /// more than an entry has room for, as all must know the same.
+    fn routed(&self, at: usize, member: &Member, nic: usize, policy: &Policy) -> Vec<Address> {
+        let (mac, port) = &member.nics[nic];
+        let number = port.as_ref().and_then(|port| routed_number(policy, member.who(), port));
+        let Some(number) = number else { return Vec::new() };
+        let mine = |address: &Address| {
+            address.mac == *mac
+                && self.routed.get(&(number, address.ip)).is_some_and(|claim| claim.1 == at)
+        };
+        let all = member.addresses.iter().map(|(address, _)| *address);
+        all.filter(mine).take(VMLOOP_PEER_IPS).collect()
+    }
+}
+
+impl<'a> View<'a> {
+    /// Looks at all members, in the order in which they came; ignores filters.
+    #[cfg(test)]
+    pub fn new(members: &'a [Member], policy: &'a Policy) -> Self {
+        Self::of(members, policy, None, Arc::new(Index::new(members, policy, None, None)))
+    }
+
+    /// Looks at members whose index was made before. Heeds what the host has on the way
+    /// between two, if there is a judge.
+    pub fn of(
+        members: &'a [Member],
+        policy: &'a Policy,
+        judge: Option<&'a Judge>,
+        index: Arc<Index>,
+    ) -> Self {
+        Self { members, policy, judge, index }
+    }
+
+    /// Members that share a network with one, in their order.
+    fn near(&self, of: usize) -> Vec<usize> {
+        let member = &self.members[of];
+        let mut near = Vec::new();
+        for network in networks(member, self.policy) {
+            near.extend(self.index.near.get(&network).into_iter().flatten().copied());
+        }
+        near.sort_unstable();
+        near.dedup();
+        near
     }
 
     /// What the host does to frames between two interfaces, each of a member; None if
@@ -169,7 +311,7 @@ impl<'a> View<'a> {
         let judge = self.judge?;
         let seated = |(member, nic): (usize, usize)| {
             let port = self.members[member].nics[nic].1.as_ref()?;
-            Some((port, &**self.seats[member][nic].as_ref()?))
+            Some((port, &**self.index.seats.get(member)?[nic].as_ref()?))
         };
         judge.between(seated(a)?, seated(b)?, routed)
     }
@@ -210,7 +352,7 @@ impl<'a> View<'a> {
             return Err(Apart::Isolated);
         }
         let first = |index, port: &Port, mac: &[u8; 6]| {
-            self.macs.get(&(port.bridge, port.vlan, *mac)) == Some(&index)
+            self.index.macs.get(&(port.bridge, port.vlan, *mac)) == Some(&index)
         };
         if !first(a.0, port_a, mac_a) || !first(b.0, port_b, mac_b) {
             return Err(Apart::Address);
@@ -224,21 +366,6 @@ impl<'a> View<'a> {
         let number =
             |(member, port): (&Member, &Port)| routed_number(self.policy, member.who(), port);
         a.0.routes && b.0.routes && number(a).is_some() && number(a) == number(b)
-    }
-
-    /// Addresses of an interface by which others reach it through the host; no
-    /// more than an entry has room for, as all must know the same.
-    fn routed_ips(&self, of: usize, nic: usize) -> Vec<Address> {
-        let member = &self.members[of];
-        let (mac, port) = &member.nics[nic];
-        let number = port.as_ref().and_then(|port| routed_number(self.policy, member.who(), port));
-        let Some(number) = number else { return Vec::new() };
-        let mine = |address: &Address| {
-            address.mac == *mac
-                && self.routed.get(&(number, address.ip)).is_some_and(|claim| claim.1 == of)
-        };
-        let all = member.addresses.iter().map(|(address, _)| *address);
-        all.filter(mine).take(VMLOOP_PEER_IPS).collect()
     }
 
     /// What a member is told of its own interfaces that the host routes for.
@@ -260,21 +387,23 @@ impl<'a> View<'a> {
                 local_mac: *mac,
                 mac: *mac,
                 mtu: u16::try_from(port.mtu).unwrap_or(u16::MAX),
-                name: member.name.clone(),
-                ips: self.routed_ips(of, nic),
+                name: self.index.names[of].clone(),
+                ips: self.index.addresses[of][nic].routed.clone(),
             });
         }
         entries
     }
 
-    /// The directory of member `of`. `tag` says which channel leads from one
-    /// member to another; 0 for none. Members that are not ready are left out,
+    /// The directory of member `of`. `tags` says which channels lead from it to other
+    /// members. Members that are not ready are left out,
     /// unless a channel leads to them; and to one that is not ready itself, as
     /// it may wake up on another host, all are, its own interfaces too.
-    pub fn directory(&self, of: usize, tag: &dyn Fn(usize, usize) -> u32) -> Vec<DirectoryEntry> {
-        let mut entries = Vec::new();
-        for (index, peer) in self.members.iter().enumerate() {
-            let tag = if index == of { 0 } else { tag(of, index) };
+    pub fn directory(&self, of: usize, tags: &HashMap<usize, u32>) -> Vec<DirectoryEntry> {
+        let near = self.near(of);
+        let mut entries = Vec::with_capacity(near.len());
+        for index in near {
+            let peer = &self.members[index];
+            let tag = tags.get(&index).copied().filter(|_| index != of).unwrap_or(0);
             if !(peer.ready && self.members[of].ready) && tag == 0 {
                 continue;
             }
@@ -298,11 +427,10 @@ impl<'a> View<'a> {
                     local_mac: *local_mac,
                     mac: *mac,
                     mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
-                    name: peer.name.clone(),
-                    ips: if routed {
-                        self.routed_ips(index, theirs)
-                    } else {
-                        self.bridged_ips(index, theirs)
+                    name: self.index.names[index].clone(),
+                    ips: {
+                        let addresses = &self.index.addresses[index][theirs];
+                        if routed { &addresses.routed } else { &addresses.bridged }.clone()
                     },
                 });
             }
@@ -310,18 +438,8 @@ impl<'a> View<'a> {
         if self.members[of].ready {
             entries.extend(self.own(of));
         }
+        entries.shrink_to_fit();
         entries
-    }
-
-    /// Addresses of an interface that its neighbours are told of.
-    fn bridged_ips(&self, of: usize, nic: usize) -> Vec<Address> {
-        let member = &self.members[of];
-        let (mac, Some(port)) = &member.nics[nic] else { return Vec::new() };
-        let mine = |address: &Address| {
-            let claim = self.ips.get(&(port.bridge, port.vlan, address.ip));
-            address.mac == *mac && claim.is_some_and(|claim| claim.1 == of)
-        };
-        member.addresses.iter().map(|(address, _)| *address).filter(mine).collect()
     }
 
     /// Addresses that a member advertised and that others hold already.
@@ -332,8 +450,8 @@ impl<'a> View<'a> {
             let Some(port) = port else { continue };
             let number = routed_number(self.policy, member.who(), port);
             for (address, _) in member.addresses.iter().filter(|(one, _)| one.mac == *mac) {
-                let here = self.ips.get(&(port.bridge, port.vlan, address.ip));
-                let routed = number.and_then(|number| self.routed.get(&(number, address.ip)));
+                let here = self.index.ips.get(&(port.bridge, port.vlan, address.ip));
+                let routed = number.and_then(|number| self.index.routed.get(&(number, address.ip)));
                 let other = [here, routed].into_iter().flatten().find(|(_, owner)| *owner != of);
                 if let Some((_, owner)) = other {
                     disputed.push((address.ip, *owner));

@@ -9,9 +9,11 @@ use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
+use tokio::sync::Semaphore;
 use vmloop_abi::memory::{self, Layout};
 
 use crate::machine::Found;
@@ -107,6 +109,10 @@ pub trait Place: Send + Sync {
     /// Who makes memory and doorbells. Two guests can have a channel only if
     /// it is the same for both.
     fn medium(&self) -> Medium;
+
+    /// Where to ask for leave before an end is made; None if the host makes nothing
+    /// for it.
+    fn making(&self) -> Option<Arc<Semaphore>>;
 
     /// How long the guest may take to let go of a channel that is to end.
     fn drain(&self) -> Duration;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 use vmloop_abi::message::{AgentMessage, DirectoryEntry};
 use vmloop_api::Problem;
@@ -11,6 +11,7 @@ use vmloop_api::Problem;
 use crate::answer::Reply;
 use crate::end::Place;
 use crate::machine::{Found, Key, Machine};
+use crate::mailbox;
 
 /// A directory, shared between the broker and a guest's task; None while the
 /// broker does not know enough yet.
@@ -53,7 +54,7 @@ pub struct Handle {
     /// where its ends of channels are made
     pub place: Arc<dyn Place>,
     /// its task
-    pub commands: mpsc::UnboundedSender<Command>,
+    pub commands: mailbox::Sender<Command>,
     /// what it is to know
     pub directory: watch::Sender<Directory>,
 }

@@ -26,6 +26,7 @@ pub mod handle;
 pub mod limits;
 pub mod mac;
 pub mod machine;
+pub mod mailbox;
 pub mod metrics;
 pub mod network;
 pub mod qemu;

@@ -249,6 +249,62 @@ fn a_peer_that_gives_nothing_back_does_not_hold_a_guest() {
 }
 
 #[test]
+fn channels_that_wait_for_others_of_the_guest_can_be_closed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let all: Vec<Qemu> = (1..=6).map(|number| Qemu::start(directory.path(), number)).collect();
+    let agent = Agent::start(directory.path());
+    all.iter().for_each(|qemu| agent.attach(qemu));
+    let mut guests: Vec<Modules<'_>> = all
+        .iter()
+        .zip(1..)
+        .map(|(qemu, number)| Modules::load(qemu, number.into(), [10, 0, 0, number]))
+        .collect();
+    wait("all to know each other", || {
+        guests.iter_mut().for_each(Modules::hear);
+        guests.iter().all(|one| one.directory.len() == 5)
+    });
+    all[5].state().hangs_at = Some("query-pci");
+    for one in &mut guests[..5] {
+        let wanted = peer(one, 6);
+        one.want(&wanted);
+    }
+    wait("five channels, of which four may be made", || agent.channels() == 5);
+    let waits = |one: &Qemu| one.devices() == ["vmloop-ctl"];
+    wait("four ends", || all[..5].iter().filter(|one| !waits(one)).count() == 4);
+    let last = all[..5].iter().position(waits).expect("one that waits");
+    let name = format!("g{}", last + 1);
+    agent.ask(Request::Close { a: name, b: "g6".into() }).expect("closed");
+    let began = Instant::now();
+    wait("its end", || {
+        guests.iter_mut().for_each(Modules::hear);
+        agent.channels() == 4
+    });
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(waits(&all[last]));
+    all[5].state().hangs_at = None;
+    wait("the others", || all[5].devices().len() == 5);
+}
+
+#[test]
+fn a_control_device_that_is_kept_gets_no_second_one_beside_it() {
+    let (directory, one, two, agent) = two_guests();
+    let (mut a, mut b) = meet(&agent, &one, &two);
+    link(&mut a, &mut b, &one, &two);
+    one.state().keeps = Some("vmloop-ctl".into());
+    agent.kill();
+    one.state().heard.clear();
+    let agent = Agent::start(directory.path());
+    wait("the old device to be asked for", || one.state().heard.iter().any(|c| c == "device_del"));
+    wait("another one in the other guest", || two.state().plugged["vmloop-ctl"] == 2);
+    assert!(!one.state().heard.iter().any(|command| command == "chardev-add"));
+    assert_eq!(one.state().plugged["vmloop-ctl"], 1);
+    // It is asked for again until it comes; then there is a new one at once.
+    one.state().keeps = None;
+    wait("a new one", || one.state().plugged["vmloop-ctl"] == 2);
+    assert_eq!(agent.channels(), 1);
+}
+
+#[test]
 fn two_that_keep_what_was_revoked() {
     let directory = tempfile::tempdir().expect("a directory");
     let all = qemus(&directory);

@@ -115,6 +115,7 @@ impl Broker {
     pub(super) fn reload(&mut self) -> Result<(), Problem> {
         let before = (self.policy.idle_ms, self.policy.ring_size);
         let result = self.policy.reload();
+        self.told = None;
         say_policy(&self.policy);
         if let Err(error) = result {
             let stays = match self.policy.state() {
@@ -137,7 +138,7 @@ impl Broker {
             let ready: Vec<Key> = ready.map(|(key, _)| key).collect();
             ready.into_iter().for_each(|key| self.welcome(key));
         }
-        self.dirty = true;
+        self.due.all();
         Ok(())
     }
 }

@@ -12,6 +12,7 @@ use vmloop_api::Problem;
 
 use super::Broker;
 use super::describe::describe_arrival;
+use super::due::Timed;
 use super::guests::{Arrival, Guest, Later, Phase, hex};
 use super::opening::HELLO;
 use crate::answer::{Answer, Reply, answer};
@@ -129,7 +130,7 @@ impl Broker {
         self.guests.arriving.insert(key, arrival);
         // Before anybody is told: the next agent has to know of it as well.
         self.save();
-        self.dirty = true;
+        self.due.all();
         if let Some(reply) = self.waiters.take_attaching(key) {
             answer(reply, Ok(Answer::Guest(Box::new(description))));
         }
@@ -141,7 +142,9 @@ impl Broker {
         let Connected { key, machine, mut name, found, handle, go } = connected;
         let arrival = self.guests.arriving.remove(&key);
         let arrived = arrival.is_some();
-        self.dirty |= arrived;
+        if arrived {
+            self.due.all();
+        }
         self.supersede(&machine);
         if self.capabilities.names {
             name = self.guests.own_name(&machine, &name);
@@ -265,7 +268,7 @@ impl Broker {
         let here = self.answer_of(key);
         self.waiters.here(key, &here);
         self.meet_all(key);
-        self.dirty = true;
+        self.due.all();
     }
 
     // ---- changing
@@ -277,7 +280,7 @@ impl Broker {
         {
             guest.machine.nics = nics;
             say_unknown(&guest.name, &guest.machine);
-            self.dirty = true;
+            self.due.all();
         }
     }
 
@@ -294,7 +297,9 @@ impl Broker {
         let coming_as = self.backend.incoming(&name).map(str::to_owned);
         if let Some(guest) = self.guests.get_mut(key) {
             if guest.incoming().is_some() {
-                guest.arrived = Some(Instant::now() + HELLO);
+                let until = Instant::now() + HELLO;
+                guest.arrived = Some(until);
+                self.deadlines.at(until, Timed::Guest(key));
             }
             guest.machine.name.clone_from(&name);
             guest.name = name;
@@ -305,7 +310,7 @@ impl Broker {
         }
         self.name_freed(&before);
         // The policy may say something else about it now.
-        self.dirty = true;
+        self.due.all();
     }
 
     /// Nobody has this name any more: the machine that wanted it can have it.
@@ -332,7 +337,7 @@ impl Broker {
         self.waiters.not_prepared(key, &called_off);
         self.waiters.not_resumed(key, &called_off);
         self.save();
-        self.dirty = true;
+        self.due.all();
         self.finish_detach(key);
     }
 
@@ -359,7 +364,7 @@ impl Broker {
         if let Some(arrival) = self.guests.arriving.remove(&key) {
             self.note("guest-gone", &arrival.name, "", 0, "it did not arrive");
             self.save();
-            self.dirty = true;
+            self.due.all();
         }
         let gone = Problem::new("gone", "the machine has ended");
         self.waiters.not_prepared(key, &gone);
@@ -399,6 +404,6 @@ impl Broker {
         self.breaks.forget_guest(guest.machine.id);
         self.name_freed(&guest.name);
         self.save();
-        self.dirty = true;
+        self.due.all();
     }
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Channels: those that are there, from the first step to the last.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
-use tokio::sync::mpsc;
 use tokio::time::Instant;
 use vmloop_abi::memory::{Layout, channel_size};
 use vmloop_abi::message::{self, ChannelState};
@@ -12,6 +11,7 @@ use vmloop_abi::shm;
 use crate::channel::Command;
 use crate::event::ChannelKey;
 use crate::machine::Key;
+use crate::mailbox;
 
 /// How far a channel is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub(super) struct ChannelSide {
     pub(super) name: String,
     pub(super) state: Option<ChannelState>,
     pub(super) gone: bool,
-    pub(super) stats: Option<(u32, message::Counters)>,
+    pub(super) stats: Option<Box<(u32, message::Counters)>>,
 }
 
 /// A channel.
@@ -41,7 +41,7 @@ pub(super) struct Channel {
     pub(super) stuck: bool,
     pub(super) reason: Option<u32>,
     pub(super) failure: Option<(u32, String)>,
-    pub(super) wanted_by: HashSet<Key>,
+    pub(super) wanted_by: Vec<Key>,
     pub(super) ring_size: u32,
     /// What is in its memory; None of one of an earlier agent.
     pub(super) layout: Option<Layout>,
@@ -58,7 +58,7 @@ pub(super) struct Channel {
     pub(super) parted: bool,
     /// A side has just arrived: until when it may say HELLO.
     pub(super) hello_by: Option<Instant>,
-    pub(super) commands: mpsc::UnboundedSender<Command>,
+    pub(super) commands: mailbox::Sender<Command>,
 }
 
 impl Channel {
@@ -66,6 +66,13 @@ impl Channel {
     /// `otherwise` then.
     fn memory(&self, otherwise: u32) -> u64 {
         channel_size(if self.ring_size == 0 { otherwise } else { self.ring_size })
+    }
+
+    /// A guest has asked for it.
+    pub(super) fn is_wanted_by(&mut self, guest: Key) {
+        if !self.wanted_by.contains(&guest) {
+            self.wanted_by.push(guest);
+        }
     }
 
     pub(super) fn side_of(&self, guest: Key) -> Option<usize> {
@@ -98,8 +105,7 @@ impl Channel {
 
     /// Tells its task.
     pub(super) fn tell(&self, command: Command) {
-        // Fails only if its task has ended.
-        let _ = self.commands.send(command);
+        self.commands.send(command);
     }
 
     /// Names of its guests, and its tag.
@@ -111,18 +117,18 @@ impl Channel {
 /// All channels.
 #[derive(Default)]
 pub(super) struct Channels {
-    all: HashMap<ChannelKey, Channel>,
+    all: HashMap<ChannelKey, Box<Channel>>,
     /// of each guest
     of: HashMap<Key, Vec<ChannelKey>>,
 }
 
 impl Channels {
     pub(super) fn get(&self, key: ChannelKey) -> Option<&Channel> {
-        self.all.get(&key)
+        self.all.get(&key).map(Box::as_ref)
     }
 
     pub(super) fn get_mut(&mut self, key: ChannelKey) -> Option<&mut Channel> {
-        self.all.get_mut(&key)
+        self.all.get_mut(&key).map(Box::as_mut)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -135,21 +141,17 @@ impl Channels {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (ChannelKey, &Channel)> {
-        self.all.iter().map(|(key, channel)| (*key, channel))
-    }
-
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (ChannelKey, &mut Channel)> {
-        self.all.iter_mut().map(|(key, channel)| (*key, channel))
+        self.all.iter().map(|(key, channel)| (*key, &**channel))
     }
 
     pub(super) fn insert(&mut self, key: ChannelKey, channel: Channel) {
         for side in &channel.sides {
             self.of.entry(side.guest).or_default().push(key);
         }
-        self.all.insert(key, channel);
+        self.all.insert(key, Box::new(channel));
     }
 
-    pub(super) fn remove(&mut self, key: ChannelKey) -> Option<Channel> {
+    pub(super) fn remove(&mut self, key: ChannelKey) -> Option<Box<Channel>> {
         let channel = self.all.remove(&key)?;
         for side in &channel.sides {
             if let Some(list) = self.of.get_mut(&side.guest) {
@@ -180,6 +182,24 @@ impl Channels {
         })
     }
 
+    /// Tags of a guest's channels that peers may know, by where `place` finds each peer.
+    pub(super) fn tags(
+        &self,
+        guest: Key,
+        place: impl Fn(Key) -> Option<usize>,
+    ) -> HashMap<usize, u32> {
+        let mut tags = HashMap::new();
+        for channel in self.of.get(&guest).into_iter().flatten().filter_map(|key| self.get(*key)) {
+            let peer = channel.sides.iter().find(|side| side.guest != guest);
+            if channel.stage != Stage::Unplugging
+                && let Some(at) = peer.and_then(|side| place(side.guest))
+            {
+                tags.insert(at, channel.tag);
+            }
+        }
+        tags
+    }
+
     /// Whether a guest has an end of a channel.
     pub(super) fn has_ends(&self, guest: Key) -> bool {
         let has_end = |channel: &Channel| {
@@ -195,7 +215,7 @@ impl Channels {
 
     fn find(&self, guest: Key, is_it: impl Fn(&Channel) -> bool) -> Option<ChannelKey> {
         let of_guest = self.of.get(&guest)?;
-        of_guest.iter().copied().find(|key| self.all.get(key).is_some_and(&is_it))
+        of_guest.iter().copied().find(|key| self.all.get(key).is_some_and(|channel| is_it(channel)))
     }
 
     /// A guest has another name now.

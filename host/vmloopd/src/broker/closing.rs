@@ -10,6 +10,7 @@ use vmloop_abi::shm;
 use super::Broker;
 use super::back_off::Ending;
 use super::channels::{Channel, Stage};
+use super::due::Timed;
 use crate::breaks::Pair;
 use crate::channel::Command;
 use crate::end::Medium;
@@ -57,7 +58,6 @@ impl Broker {
         }
         let (a, b, tag) = channel.label();
         self.note("channel-closing", &a, &b, tag, close_reason(reason));
-        self.dirty = true;
     }
 
     /// Closes all channels of a guest that is alone responsible for that.
@@ -121,6 +121,10 @@ impl Broker {
         if is_up {
             channel.up_since.get_or_insert_with(Instant::now);
         }
+        if let Some(when) = self.channels.get(channel_key).and_then(|one| self.row_ends(one)) {
+            self.deadlines.at(when, Timed::Channel(channel_key));
+        }
+        let Some(channel) = self.channels.get_mut(channel_key) else { return };
         match state {
             ChannelState::Up if is_up => self.note("channel-up", &one, &two, tag, ""),
             ChannelState::Up => {}
@@ -175,7 +179,7 @@ impl Broker {
         {
             self.refuse_wanting(channel, reason, wait);
         }
-        self.dirty = true;
+        self.due.some(channel.sides.each_ref().map(|side| side.guest));
     }
 
     /// How a channel ended that is gone.

@@ -7,8 +7,9 @@ use vmloop_api as api;
 
 use super::channels::{Channel, ChannelSide};
 use super::closing::close_reason;
-use super::directories::{got_around, heeded};
+use super::directories::got_around;
 use super::guests::{Arrival, Guest, Phase, hex};
+use super::scene::heeded;
 use super::{Broker, seconds};
 use crate::answer::Answer;
 use crate::directory::routed_number;
@@ -214,7 +215,7 @@ fn describe_channel(channel: &Channel, cookie: Option<u32>) -> api::Channel {
 
 /// One side; with its counters, if they came with this cookie.
 fn describe_side(side: &ChannelSide, cookie: Option<u32>) -> api::Side {
-    let counters = side.stats.filter(|(of, _)| Some(*of) == cookie);
+    let counters = side.stats.as_deref().filter(|(of, _)| Some(*of) == cookie);
     api::Side {
         guest: side.name.clone(),
         state: state_name(side.state).into(),

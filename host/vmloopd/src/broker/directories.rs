@@ -2,7 +2,7 @@
 //! Directories: what each guest is told of the others, and which channels may
 //! not be any more.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -10,16 +10,16 @@ use tracing::warn;
 use vmloop_abi::message::{Address, AgentMessage};
 use vmloop_abi::shm;
 use vmloop_api::Filter;
-use vmloop_policy::{Filters, Policy, Who};
+use vmloop_policy::Who;
 
 use super::Broker;
-use super::channels::Stage;
-use super::guests::{Arrival, Guest};
+use super::channels::Channels;
+use super::guests::{Arrival, Guest, Guests};
+use super::scene::{Scene, heeded};
 use crate::directory::{Member, View, routed_number};
 use crate::event::ChannelKey;
 use crate::handle::Command;
 use crate::machine::{Key, Machine};
-use crate::network::judge::Judge;
 use crate::network::links::Port;
 
 /// Why an interface or a pair gets no channel, for people.
@@ -28,11 +28,6 @@ pub(super) fn got_around(filter: &Filter) -> String {
         "{}, which a channel would get around; filters = \"ignore\" in the policy allows that",
         filter.text
     )
-}
-
-/// What the host has on the way between two guests, unless the policy ignores that.
-pub(super) fn heeded<'a>(policy: &Policy, judge: &'a Judge) -> Option<&'a Judge> {
-    (policy.filters == Filters::Respect).then_some(judge)
 }
 
 impl Broker {
@@ -77,9 +72,12 @@ impl Broker {
         }
     }
 
-    /// All guests as directories see them, in the order in which they came; then
-    /// those that are about to.
-    pub(super) fn members(&mut self) -> (Vec<Member>, Vec<Key>) {
+    /// What directories are made of, as of now.
+    pub(super) fn scene(&mut self) -> Arc<Scene> {
+        let changed = self.due.take_old() | self.guests.take_touched();
+        if let Some(scene) = self.scene.clone().filter(|_| !changed) {
+            return scene;
+        }
         self.ask_routes();
         let guests = self.guests.in_order().map(|(key, guest)| (self.member(guest), key));
         let arriving = self.guests.arriving.iter().filter_map(|(key, arrival)| {
@@ -88,7 +86,10 @@ impl Broker {
             let here = self.guests.with_id(machine.id).is_some();
             (!here).then(|| (self.arriver(machine, name), *key))
         });
-        guests.chain(arriving).unzip()
+        let (members, keys) = guests.chain(arriving).unzip();
+        let judge = heeded(&self.policy, &self.judge);
+        let scene = Scene::new(members, keys, &self.policy, judge, self.scene.as_deref());
+        self.scene.insert(Arc::new(scene)).clone()
     }
 
     /// A guest, as directories see it.
@@ -114,7 +115,7 @@ impl Broker {
         Member {
             id: guest.machine.id,
             epoch: guest.machine.epoch,
-            name: guest.name.clone(),
+            name: guest.name.as_str().into(),
             uuid: guest.who().uuid.to_owned(),
             ready: guest.is_ready(),
             addresses: guest.addresses.clone(),
@@ -139,7 +140,7 @@ impl Broker {
         Member {
             id: machine.id,
             epoch: machine.epoch,
-            name: name.to_owned(),
+            name: name.into(),
             nics,
             uuid,
             ready: true,
@@ -171,51 +172,90 @@ impl Broker {
             .is_some_and(|guest| guest.machine.nics.iter().all(|nic| !self.links.has(&nic.tap)))
     }
 
+    /// Tells guests what may have changed for them, and closes channels that may not be
+    /// any more.
+    pub(super) fn tell_due(&mut self) {
+        let began = Instant::now();
+        if self.due.take_all(began) {
+            for (key, why) in self.tell_all() {
+                self.close(key, why);
+            }
+            let now = Instant::now();
+            self.due.made(now, now - began);
+        }
+        self.tell_some();
+    }
+
+    /// Whether it is known what guests may know.
+    fn may_tell(&self) -> bool {
+        self.recovering.is_none() && self.have_links
+    }
+
+    /// Tells those guests whose channels are others.
+    pub(super) fn tell_some(&mut self) {
+        let keys = self.due.take_some();
+        if keys.is_empty() || !self.may_tell() {
+            return;
+        }
+        let scene = self.scene();
+        let view = scene.view(&self.policy, &self.judge);
+        for key in keys {
+            if let Some(at) = scene.at(key) {
+                tell(&mut self.guests, &self.channels, &scene, &view, at);
+            }
+        }
+    }
+
     /// Tells every guest what changed for it. Returns the channels that may not
     /// be any more, and why.
-    pub(super) fn tell_directories(&mut self) -> Vec<(ChannelKey, u32)> {
-        if self.recovering.is_some() || !self.have_links {
+    fn tell_all(&mut self) -> Vec<(ChannelKey, u32)> {
+        if !self.may_tell() {
             return Vec::new();
         }
-        let (members, keys) = self.members();
-        let judge = heeded(&self.policy, &self.judge);
-        let view = View::new(&members, &self.policy).judged_by(judge);
-        let index: HashMap<Key, usize> = keys.iter().copied().zip(0..).collect();
-
+        let scene = self.scene();
+        let affected = scene.affected(self.told.as_deref(), &self.policy);
+        self.told = Some(scene.clone());
+        let view = scene.view(&self.policy, &self.judge);
         let mut forbidden = Vec::new();
-        let mut tags = HashMap::new();
         for (key, channel) in self.channels.iter() {
-            let [a, b] = channel.sides.each_ref().map(|side| index.get(&side.guest).copied());
+            let [a, b] = channel.sides.each_ref().map(|side| scene.at(side.guest));
             let (Some(a), Some(b)) = (a, b) else { continue };
-            if view.links(a, b).is_empty() {
+            if (affected[a] || affected[b]) && view.links(a, b).is_empty() {
                 let gone = channel.sides.iter().any(|side| self.lacks_interfaces(side.guest));
                 let why = if gone { shm::VMLOOP_CLOSE_PEER_GONE } else { shm::VMLOOP_CLOSE_POLICY };
                 forbidden.push((key, why));
             }
-            if channel.stage != Stage::Unplugging {
-                tags.insert((a, b), channel.tag);
-                tags.insert((b, a), channel.tag);
-            }
         }
-        for (at, key) in keys.iter().enumerate() {
-            let entries = view.directory(at, &|a, b| tags.get(&(a, b)).copied().unwrap_or(0));
-            let disputes = view.disputed(at);
-            let Some(guest) = self.guests.get_mut(*key) else { continue };
-            for (ip, owner) in &disputes {
-                if !guest.disputes.contains_key(ip) && guest.complaints.take(Instant::now()).is_ok()
-                {
-                    warn!(guest = guest.name, %ip, owner = members[*owner].name, "address is somebody else's already");
-                }
+        for (at, key) in scene.keys.iter().enumerate() {
+            // One that came again may look as before, and was told nothing yet.
+            let is_new = self.guests.get(*key).is_some_and(|guest| guest.told.is_none());
+            if !affected[at] && !is_new {
+                continue;
             }
-            guest.disputes =
-                disputes.into_iter().map(|(ip, owner)| (ip, members[owner].name.clone())).collect();
-            let own = entries.iter().filter(|entry| entry.id == guest.machine.id);
-            guest.routed = own.flat_map(|entry| entry.ips.clone()).collect();
-            if guest.told.as_deref() != Some(&entries) {
-                guest.told = Some(Arc::new(entries));
-                guest.handle.directory.send_replace(guest.told.clone());
-            }
+            tell(&mut self.guests, &self.channels, &scene, &view, at);
         }
         forbidden
+    }
+}
+
+/// Tells a guest what changed for it.
+fn tell(guests: &mut Guests, channels: &Channels, scene: &Scene, view: &View<'_>, at: usize) {
+    let members = &scene.members;
+    let Some(guest) = guests.get_untold(scene.keys[at]) else { return };
+    let entries = view.directory(at, &channels.tags(scene.keys[at], |key| scene.at(key)));
+    let disputes = view.disputed(at);
+    for (ip, owner) in &disputes {
+        if !guest.disputes.contains_key(ip) && guest.complaints.take(Instant::now()).is_ok() {
+            let owner = &*members[*owner].name;
+            warn!(guest = guest.name, %ip, owner, "address is somebody else's already");
+        }
+    }
+    guest.disputes =
+        disputes.into_iter().map(|(ip, owner)| (ip, members[owner].name.to_string())).collect();
+    let own = entries.iter().filter(|entry| entry.id == guest.machine.id);
+    guest.routed = own.flat_map(|entry| entry.ips.iter().copied()).collect();
+    if guest.told.as_deref().is_none_or(|told| **told != *entries) {
+        guest.told = Some(Arc::new(entries));
+        guest.handle.directory.send_replace(guest.told.clone());
     }
 }

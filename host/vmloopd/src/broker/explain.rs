@@ -7,10 +7,9 @@ use vmloop_policy::in_force::State;
 
 use super::Broker;
 use super::closing::close_reason;
-use super::directories::heeded;
 use super::guests::Guest;
 use crate::answer::Answer;
-use crate::directory::{Apart, View};
+use crate::directory::Apart;
 use crate::machine::{Key, Nic};
 
 fn reason(code: &str, why: impl Into<String>, what_to_do: impl Into<String>) -> Reason {
@@ -93,10 +92,9 @@ impl Broker {
 
     /// Why policy and network keep them apart, if they do.
     fn why_apart(&mut self, keys: [Key; 2]) -> Vec<Reason> {
-        let (members, all) = self.members();
-        let judge = heeded(&self.policy, &self.judge);
-        let view = View::new(&members, &self.policy).judged_by(judge);
-        let places = keys.map(|key| all.iter().position(|other| *other == key));
+        let scene = self.scene();
+        let view = scene.view(&self.policy, &self.judge);
+        let places = keys.map(|key| scene.at(key));
         let ([Some(a), Some(b)], [Some(one), Some(two)]) =
             (places, keys.map(|key| self.guests.get(key)))
         else {

@@ -145,9 +145,11 @@ impl Guest {
             && (self.arrived.is_some() || self.incoming().is_some())
     }
 
-    /// Hears what it said later, at that time at the latest.
-    pub(super) fn postpone(&mut self, when: Instant) {
-        self.later.at = Some(self.later.at.map_or(when, |at| at.min(when)));
+    /// Hears what it said later, at that time at the latest. Returns the time, unless
+    /// that was clear already.
+    pub(super) fn postpone(&mut self, when: Instant) -> Option<Instant> {
+        let is_new = self.later.at.is_none_or(|at| when < at);
+        is_new.then(|| *self.later.at.insert(when))
     }
 
     /// Sends it a message.
@@ -157,8 +159,7 @@ impl Guest {
 
     /// Tells its task.
     pub(super) fn tell(&self, command: Command) {
-        // Fails only if its task has ended, and then there is nobody to tell.
-        let _ = self.handle.commands.send(command);
+        self.handle.commands.send(command);
     }
 
     /// Lets its task go on, or says why not.
@@ -186,6 +187,8 @@ pub(super) struct Guests {
     /// In the order in which they came.
     order: Vec<Key>,
     by_id: HashMap<u64, Key>,
+    /// One may have changed.
+    touched: bool,
     /// Machines that are not guests yet.
     pub(super) arriving: HashMap<Key, Arrival>,
     /// Sockets of guests that are attached or about to be.
@@ -197,8 +200,26 @@ impl Guests {
         self.all.get(&key)
     }
 
+    /// To change something of it; directories are made anew.
     pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Guest> {
+        self.touched = true;
         self.all.get_mut(&key)
+    }
+
+    /// To change what directories do not depend on: what it may still say, what it was
+    /// told.
+    pub(super) fn get_untold(&mut self, key: Key) -> Option<&mut Guest> {
+        self.all.get_mut(&key)
+    }
+
+    /// As [`Guests::get_untold`], of all.
+    pub(super) fn iter_untold(&mut self) -> impl Iterator<Item = (Key, &mut Guest)> {
+        self.all.iter_mut().map(|(key, guest)| (*key, guest))
+    }
+
+    /// Whether any may have changed since this was asked before.
+    pub(super) fn take_touched(&mut self) -> bool {
+        std::mem::take(&mut self.touched)
     }
 
     /// The guest with an identity.
@@ -216,6 +237,7 @@ impl Guests {
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (Key, &mut Guest)> {
+        self.touched = true;
         self.all.iter_mut().map(|(key, guest)| (*key, guest))
     }
 
@@ -226,6 +248,7 @@ impl Guests {
 
     /// A guest that is new; no other has its identity.
     pub(super) fn insert(&mut self, key: Key, guest: Guest) {
+        self.touched = true;
         self.by_id.insert(guest.machine.id, key);
         self.order.push(key);
         self.all.insert(key, guest);
@@ -233,6 +256,7 @@ impl Guests {
 
     pub(super) fn remove(&mut self, key: Key) -> Option<Guest> {
         let guest = self.all.remove(&key)?;
+        self.touched = true;
         self.order.retain(|other| *other != key);
         self.by_id.remove(&guest.machine.id);
         Some(guest)

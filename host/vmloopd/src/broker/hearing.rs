@@ -7,7 +7,8 @@ use vmloop_abi::message::{Address, GuestMessage};
 use vmloop_abi::shm;
 
 use super::Broker;
-use super::guests::{Guest, Hello, Later, Phase};
+use super::due::Timed;
+use super::guests::{Hello, Later, Phase};
 use crate::channel;
 use crate::handle::Command;
 use crate::machine::Key;
@@ -41,7 +42,7 @@ impl Broker {
                     return;
                 };
                 if let Some(side) = channel.side_of(key) {
-                    channel.sides[side].stats = Some((cookie, counters));
+                    channel.sides[side].stats = Some(Box::new((cookie, counters)));
                 }
             }
         }
@@ -58,10 +59,12 @@ impl Broker {
     }
 
     fn hello(&mut self, key: Key, hello: Hello) {
-        let Some(guest) = self.guests.get_mut(key) else { return };
+        let Some(guest) = self.guests.get_untold(key) else { return };
         if let Err(when) = guest.hellos.take(Instant::now()) {
             guest.later.hello = Some(hello);
-            guest.postpone(when);
+            if let Some(when) = guest.postpone(when) {
+                self.deadlines.at(when, Timed::Guest(key));
+            }
             self.post.counters.throttled.add(1);
             return;
         }
@@ -70,6 +73,7 @@ impl Broker {
             // It has missed the answer: nothing is new to others.
             return self.welcome(key);
         }
+        let Some(guest) = self.guests.get_mut(key) else { return };
         let kernel = hello.kernel.clone();
         let again = guest.hello.replace(hello);
         guest.leaving = None;
@@ -84,12 +88,15 @@ impl Broker {
         if again.is_none() {
             self.note("guest-ready", &name, "", 0, &kernel);
         }
-        self.dirty = true;
+        self.due.all();
+        // Others hear of it with its addresses; what goes out with the answer is right now.
+        self.due.gather(Instant::now());
+        self.due.some([key]);
     }
 
     /// A guest says all of its addresses.
     fn advertise(&mut self, key: Key, list: Vec<Address>) {
-        let Some(guest) = self.guests.get_mut(key) else { return };
+        let Some(guest) = self.guests.get_untold(key) else { return };
         // QEMU does not tell when a network interface is plugged.
         let is_unknown =
             |address: &Address| guest.machine.nics.iter().all(|nic| nic.mac != address.mac);
@@ -102,7 +109,9 @@ impl Broker {
         }
         if let Err(when) = guest.claims.take(Instant::now()) {
             guest.later.addresses = Some(list);
-            guest.postpone(when);
+            if let Some(when) = guest.postpone(when) {
+                self.deadlines.at(when, Timed::Guest(key));
+            }
             self.post.counters.throttled.add(1);
             return;
         }
@@ -123,23 +132,23 @@ impl Broker {
         if guest.addresses != addresses || !guest.advertised {
             guest.addresses = addresses;
             guest.advertised = true;
-            self.dirty = true;
+            // Directories depend on it after all.
+            self.due.all();
         }
     }
 
-    /// Hears what guests said too soon, if its time has come.
-    pub(super) fn hear_later(&mut self, now: Instant) {
-        let due = |(_, guest): &(_, &Guest)| guest.later.at.is_some_and(|at| at <= now);
-        let due: Vec<Key> = self.guests.iter().filter(due).map(|(key, _)| key).collect();
-        for key in due {
-            let Some(guest) = self.guests.get_mut(key) else { continue };
-            let later = std::mem::take(&mut guest.later);
-            if let Some(hello) = later.hello {
-                self.hello(key, hello);
-            }
-            if let Some(addresses) = later.addresses {
-                self.advertise(key, addresses);
-            }
+    /// Hears what a guest said too soon, if its time has come.
+    pub(super) fn hear_later(&mut self, key: Key, now: Instant) {
+        let Some(guest) = self.guests.get_untold(key) else { return };
+        if guest.later.at.is_none_or(|at| at > now) {
+            return;
+        }
+        let later = std::mem::take(&mut guest.later);
+        if let Some(hello) = later.hello {
+            self.hello(key, hello);
+        }
+        if let Some(addresses) = later.addresses {
+            self.advertise(key, addresses);
         }
     }
 
@@ -159,10 +168,11 @@ impl Broker {
 
     /// A guest's modules are not there any more.
     pub(super) fn away(&mut self, key: Key) {
-        let Some(guest) = self.guests.get_mut(key) else { return };
-        if guest.hello.take().is_none() {
+        if !self.guests.speaks(key) {
             return;
         }
+        let Some(guest) = self.guests.get_mut(key) else { return };
+        guest.hello = None;
         guest.addresses.clear();
         guest.advertised = false;
         guest.later = Later::default();
@@ -179,17 +189,19 @@ impl Broker {
             self.close_all(key, shm::VMLOOP_CLOSE_PEER_GONE);
         }
         self.all_closed(key);
-        self.dirty = true;
+        self.due.all();
     }
 
     /// A guest will end, or be saved: its channels are closed while it can
     /// still drain them.
     pub(super) fn leaving(&mut self, key: Key, why: &str) {
         let Some(guest) = self.guests.get_mut(key) else { return };
-        guest.leaving = Some(Instant::now() + LEAVING);
+        let until = Instant::now() + LEAVING;
+        guest.leaving = Some(until);
+        self.deadlines.at(until, Timed::Guest(key));
         let name = guest.name.clone();
         self.note("guest-leaving", &name, "", 0, why);
         self.part_all(key, shm::VMLOOP_CLOSE_MIGRATION);
-        self.dirty = true;
+        self.due.all();
     }
 }

@@ -65,7 +65,7 @@ impl Broker {
             self.part_all(key, shm::VMLOOP_CLOSE_MIGRATION);
             self.finish_prepare(key);
         }
-        self.dirty = true;
+        self.due.all();
     }
 
     /// Lets the control device go once the guest has no channel any more.
@@ -113,7 +113,7 @@ impl Broker {
             self.waiters.not_resumed(key, &problem);
         }
         self.prepared(key, began);
-        self.dirty = true;
+        self.due.all();
     }
 
     /// Answers those who waited for it, or does what they wanted.
@@ -183,7 +183,7 @@ impl Broker {
             "a guest that is stopped, or has not booted yet, keeps its devices; see vmloop ls",
         );
         self.waiters.not_prepared(key, &problem);
-        self.dirty = true;
+        self.due.all();
     }
 
     /// A guest that stood by stays: its control device comes back.

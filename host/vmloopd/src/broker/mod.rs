@@ -15,6 +15,7 @@ mod channels;
 mod closing;
 mod describe;
 mod directories;
+mod due;
 mod explain;
 mod guests;
 mod hearing;
@@ -22,6 +23,7 @@ mod migration;
 mod opening;
 mod recovery;
 mod run;
+mod scene;
 mod timers;
 mod waiters;
 
@@ -49,7 +51,9 @@ use crate::network::links::Links;
 use crate::state::{self, Saved};
 use back_off::BackOffs;
 use channels::Channels;
+use due::{Deadlines, Due};
 use guests::{Guests, Phase};
+use scene::Scene;
 use waiters::Waiters;
 
 /// What the broker is made of.
@@ -134,7 +138,12 @@ pub struct Broker {
     next_key: u64,
     next_claim: u64,
     next_cookie: u32,
-    dirty: bool,
+    due: Due,
+    deadlines: Deadlines,
+    /// What directories are made of, as of the last time that they were.
+    scene: Option<Arc<Scene>>,
+    /// By what all were told last; None if policy or network are others since.
+    told: Option<Arc<Scene>>,
 }
 
 fn seconds(time: SystemTime) -> f64 {
@@ -201,7 +210,10 @@ impl Broker {
             next_claim: 1,
             // Others than those of an earlier agent, which guests may remember.
             next_cookie: (agent >> 32) as u32,
-            dirty: false,
+            due: Due::default(),
+            deadlines: Deadlines::default(),
+            scene: None,
+            told: None,
         };
         Ok((broker, events, inbox))
     }
@@ -263,9 +275,9 @@ impl Broker {
 
     /// Sends guests their directories again: they ask again for what was refused.
     fn tell_again(&mut self, whom: impl Fn(u64) -> bool) {
-        for (_, guest) in self.guests.iter_mut().filter(|(_, guest)| whom(guest.machine.id)) {
+        for (key, guest) in self.guests.iter_untold().filter(|(_, one)| whom(one.machine.id)) {
             guest.told = None;
-            self.dirty = true;
+            self.due.some([key]);
         }
     }
 }

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The beginning of channels: who gets one, and who is told to ask later.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::debug;
 use vmloop_abi::memory::{Layout, channel_size};
@@ -14,12 +12,13 @@ use vmloop_abi::shm;
 use super::Broker;
 use super::channels::{Channel, ChannelSide, Stage};
 use super::closing::SLOTS_RETRY;
-use super::directories::heeded;
+use super::due::Timed;
 use super::guests::{Guest, hex};
 use crate::channel;
-use crate::directory::{View, free_tag};
+use crate::directory::free_tag;
 use crate::event::ChannelKey;
 use crate::machine::Key;
+use crate::mailbox;
 
 /// Why a guest gets no channel, and when it may ask again.
 type Refusal = (u32, Duration);
@@ -53,7 +52,7 @@ impl Broker {
     /// Begins a channel, or says why not, and when to ask again.
     fn grant(&mut self, key: Key, peer: u64, epoch: u64) -> Result<(), Refusal> {
         let now = Instant::now();
-        let Some(guest) = self.guests.get_mut(key) else { return Ok(()) };
+        let Some(guest) = self.guests.get_untold(key) else { return Ok(()) };
         if let Err(when) = guest.wants.take(now) {
             self.post.counters.throttled.add(1);
             return Err((shm::VMLOOP_REFUSED_BUSY, (when - now).max(BUSY.1)));
@@ -77,7 +76,7 @@ impl Broker {
             if id < peer {
                 return self.begin(key, other_key).map(drop);
             }
-            if let Some(other) = self.guests.get_mut(other_key) {
+            if let Some(other) = self.guests.get_untold(other_key) {
                 other.awaited_by.insert(key, now);
             }
             return Err(BUSY);
@@ -95,7 +94,7 @@ impl Broker {
     /// Begins channels to a guest that has just arrived for all that had frames
     /// for it until now.
     pub(super) fn meet_all(&mut self, arrived: Key) {
-        let Some(guest) = self.guests.get_mut(arrived) else { return };
+        let Some(guest) = self.guests.get_untold(arrived) else { return };
         for (other, at) in std::mem::take(&mut guest.awaited_by) {
             if at.elapsed() < FRESH {
                 self.meet(arrived, other);
@@ -111,9 +110,11 @@ impl Broker {
             return;
         }
         match self.begin(other, arrived) {
-            Ok(channel) => {
-                if let Some(channel) = self.channels.get_mut(channel) {
-                    channel.hello_by = Some(Instant::now() + HELLO);
+            Ok(key) => {
+                if let Some(channel) = self.channels.get_mut(key) {
+                    let until = Instant::now() + HELLO;
+                    channel.hello_by = Some(until);
+                    self.deadlines.at(until, Timed::Channel(key));
                 }
             }
             // It asks again.
@@ -124,14 +125,11 @@ impl Broker {
     /// Begins a channel for a guest that wants one, or finds that there is one.
     fn begin(&mut self, key: Key, other_key: Key) -> Result<ChannelKey, Refusal> {
         let now = Instant::now();
-        let (members, keys) = self.members();
-        let judge = heeded(&self.policy, &self.judge);
-        let view = View::new(&members, &self.policy).judged_by(judge);
-        let index = |key| keys.iter().position(|other| *other == key);
-        let (Some(a), Some(b)) = (index(key), index(other_key)) else {
+        let scene = self.scene();
+        let (Some(a), Some(b)) = (scene.at(key), scene.at(other_key)) else {
             return Err(GONE);
         };
-        if view.links(a, b).is_empty() {
+        if scene.view(&self.policy, &self.judge).links(a, b).is_empty() {
             return Err((shm::VMLOOP_REFUSED_POLICY, Duration::ZERO));
         }
 
@@ -142,10 +140,10 @@ impl Broker {
                 return Err(BUSY);
             }
             // Both asked, or the answer was lost: the directory has the tag.
-            channel.wanted_by.insert(key);
-            if let Some(guest) = self.guests.get_mut(key) {
+            channel.is_wanted_by(key);
+            if let Some(guest) = self.guests.get_untold(key) {
                 guest.told = None;
-                self.dirty = true;
+                self.due.some([key]);
             }
             return Ok(found);
         }
@@ -175,9 +173,8 @@ impl Broker {
         self.last_tag = tag;
         let made = self.make_channel(tag, key, other_key, false).ok_or(GONE)?;
         if let Some(channel) = self.channels.get_mut(made) {
-            channel.wanted_by.insert(key);
+            channel.is_wanted_by(key);
         }
-        self.dirty = true;
         Ok(made)
     }
 
@@ -236,7 +233,7 @@ impl Broker {
             place: guest.handle.place.clone(),
         });
         let key = self.new_key();
-        let (commands, inbox) = mpsc::unbounded_channel();
+        let (commands, inbox) = mailbox::mailbox();
         let ring_size = self.policy.ring_size;
         let post = self.post.clone();
         let task = channel::Task { key, tag, ring_size, layout, guests, post, commands: inbox };
@@ -249,7 +246,7 @@ impl Broker {
                 stuck: false,
                 reason: None,
                 failure: None,
-                wanted_by: HashSet::new(),
+                wanted_by: Vec::new(),
                 ring_size: if adopted { 0 } else { ring_size },
                 layout: (!adopted).then_some(layout),
                 since: Instant::now(),
@@ -263,10 +260,9 @@ impl Broker {
             },
         );
         if !adopted {
-            // The directories first, though guests must not rely on it. What may
-            // not be any more is closed when all events were heard.
-            self.dirty = true;
-            self.tell_directories();
+            // The directories first, though guests must not rely on it.
+            self.due.some([a, b]);
+            self.tell_some();
         }
         tokio::spawn(task.run(adopted));
         Some(key)

@@ -125,7 +125,7 @@ impl Broker {
         }
         info!(guests = self.guests.len(), channels = kept.len(), "recovered");
         self.return_by = Some(Instant::now() + RETURN);
-        self.dirty = true;
+        self.due.all();
     }
 
     /// Closes channels of guests that have not said HELLO to this agent in time.
@@ -135,7 +135,7 @@ impl Broker {
         }
         self.return_by = None;
         // What addresses were kept of an earlier agent are not any more.
-        self.dirty = true;
+        self.due.all();
         let silent = self.guests.iter().filter(|(_, guest)| guest.hello.is_none());
         let silent: Vec<Key> = silent.map(|(key, _)| key).collect();
         for key in silent {

@@ -36,11 +36,7 @@ impl Broker {
                 self.handle(event);
             }
             self.deadlines(Instant::now());
-            if std::mem::take(&mut self.dirty) {
-                for (key, why) in self.tell_directories() {
-                    self.close(key, why);
-                }
-            }
+            self.tell_due();
         }
     }
 
@@ -76,7 +72,7 @@ impl Broker {
             Event::Channel { key, news } => self.channel_news(key, news),
             Event::Unplugged { key, tag } => self.unplugged(key, tag),
             Event::OrphanGone { key, tag } => {
-                if let Some(guest) = self.guests.get_mut(key) {
+                if let Some(guest) = self.guests.get_untold(key) {
                     guest.orphans.remove(&tag);
                 }
                 self.finish_prepare(key);
@@ -112,7 +108,7 @@ impl Broker {
             }
             News::Unplugging => {
                 channel.stage = Stage::Unplugging;
-                self.dirty = true;
+                self.due.some(channel.sides.each_ref().map(|side| side.guest));
             }
             News::Stuck(side) => {
                 channel.stuck = true;
@@ -151,8 +147,9 @@ impl Broker {
             self.judge = Judge::new(&links.filters);
         }
         self.links = links;
+        self.told = None;
         self.routes.clear();
         self.have_links = true;
-        self.dirty = true;
+        self.due.all();
     }
 }

@@ -5,8 +5,10 @@ use tokio::time::Instant;
 use vmloop_abi::shm;
 use vmloop_api::Problem;
 
+use super::due::Timed;
 use super::waiters::PATIENCE;
 use super::{Broker, Recovering};
+use crate::event::ChannelKey;
 use crate::machine::Key;
 
 impl Broker {
@@ -17,11 +19,8 @@ impl Broker {
             self.recovering.as_ref().map(Recovering::deadline),
             self.return_by,
             self.waiters.deadline(),
-            self.guests.iter().filter_map(|(_, guest)| guest.leaving).min(),
-            self.guests.iter().filter_map(|(_, guest)| guest.arrived).min(),
-            self.guests.iter().filter_map(|(_, guest)| guest.later.at).min(),
-            self.channels.iter().filter_map(|(_, channel)| channel.hello_by).min(),
-            self.channels.iter().filter_map(|(_, channel)| self.row_ends(channel)).min(),
+            self.deadlines.first(),
+            self.due.deadline(),
         ]
         .into_iter()
         .flatten()
@@ -34,11 +33,19 @@ impl Broker {
         for key in self.waiters.late(now) {
             self.give_up(key);
         }
-        self.hear_later(now);
-        self.silent_arrivals(now);
         self.end_return(now);
-        self.end_rows(now);
-        self.silent_channels(now);
+        while let Some(what) = self.deadlines.take(now) {
+            match what {
+                Timed::Guest(key) => {
+                    self.hear_later(key, now);
+                    self.silent_arrival(key, now);
+                }
+                Timed::Channel(key) => {
+                    self.end_row(key, now);
+                    self.silent_channel(key, now);
+                }
+            }
+        }
         self.try_collected(now);
     }
 
@@ -52,49 +59,34 @@ impl Broker {
         self.waiters.too_late(key, &Problem::new("slow", text).hint(hint));
     }
 
-    /// Guests that were to leave and stayed; guests that arrived and say nothing.
-    fn silent_arrivals(&mut self, now: Instant) {
-        let mut mute = Vec::new();
-        for (key, guest) in self.guests.iter_mut() {
-            if guest.leaving.take_if(|until| *until <= now).is_some() {
-                self.dirty = true;
-            }
-            if guest.arrived.take_if(|until| *until <= now).is_some() {
-                mute.push(key);
-                self.dirty = true;
-            }
+    /// A guest that was to leave and stayed; or that arrived and says nothing.
+    fn silent_arrival(&mut self, key: Key, now: Instant) {
+        let Some(guest) = self.guests.get_mut(key) else { return };
+        if guest.leaving.take_if(|until| *until <= now).is_some() {
+            self.due.all();
         }
-        // What was begun for them while they were on their way.
-        for key in mute {
+        if guest.arrived.take_if(|until| *until <= now).is_some() {
+            self.due.all();
+            // What was begun for it while it was on its way.
             self.part_all(key, shm::VMLOOP_CLOSE_PEER_GONE);
         }
     }
 
-    /// Channels that were up for long enough to end their pair's row of breaks.
-    fn end_rows(&mut self, now: Instant) {
-        let steady: Vec<_> = self
-            .channels
-            .iter()
-            .filter(|(_, channel)| self.row_ends(channel).is_some_and(|at| at <= now))
-            .map(|(_, channel)| (channel.sides[0].id, channel.sides[1].id))
-            .collect();
-        for pair in steady {
-            self.breaks.forget(pair);
+    /// A channel that was up for long enough to end its pair's row of breaks.
+    fn end_row(&mut self, key: ChannelKey, now: Instant) {
+        let Some(channel) = self.channels.get(key) else { return };
+        if self.row_ends(channel).is_some_and(|at| at <= now) {
+            self.breaks.forget((channel.sides[0].id, channel.sides[1].id));
         }
     }
 
-    /// Channels that were begun for a guest that has just arrived, and that does
-    /// not speak.
-    fn silent_channels(&mut self, now: Instant) {
-        let mut silent = Vec::new();
-        for (key, channel) in self.channels.iter_mut() {
-            if channel.sides.iter().all(|side| self.guests.speaks(side.guest)) {
-                channel.hello_by = None;
-            } else if channel.hello_by.take_if(|by| *by <= now).is_some() {
-                silent.push(key);
-            }
-        }
-        for key in silent {
+    /// A channel that was begun for a guest that has just arrived, and that does not
+    /// speak.
+    fn silent_channel(&mut self, key: ChannelKey, now: Instant) {
+        let Some(channel) = self.channels.get_mut(key) else { return };
+        if channel.sides.iter().all(|side| self.guests.speaks(side.guest)) {
+            channel.hello_by = None;
+        } else if channel.hello_by.take_if(|by| *by <= now).is_some() {
             self.part(key, shm::VMLOOP_CLOSE_PEER_GONE);
         }
     }

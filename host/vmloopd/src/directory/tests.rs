@@ -33,7 +33,7 @@ fn member(number: u8, port: Option<Port>) -> Member {
     Member {
         id: number.into(),
         epoch: 1,
-        name: format!("g{number}"),
+        name: format!("g{number}").into(),
         uuid: String::new(),
         ready: true,
         nics: vec![(mac, port)],
@@ -62,7 +62,7 @@ const ROUTED: &str =
 
 fn directory(members: &[Member], policy: &str, of: usize) -> Vec<DirectoryEntry> {
     let policy = Policy::parse(policy, "p").expect("a policy");
-    View::new(members, &policy).directory(of, &no_tag)
+    View::new(members, &policy).directory(of, &no_tag())
 }
 
 fn ips(entry: &DirectoryEntry) -> Vec<String> {
@@ -73,15 +73,20 @@ fn address(mac: [u8; 6], last: u8) -> Address {
     Address { mac, ip: IpAddr::from([10, 0, 0, last]), prefix: 24 }
 }
 
-fn no_tag(_: usize, _: usize) -> u32 {
-    0
+fn no_tag() -> HashMap<usize, u32> {
+    HashMap::new()
+}
+
+/// The same channel to each of some members.
+fn tags(tag: u32) -> HashMap<usize, u32> {
+    (0..9).map(|peer| (peer, tag)).collect()
 }
 
 /// Names of the peers in the directory of the first member.
 fn peers(members: &[Member]) -> Vec<String> {
     let policy = Policy::default();
     let view = View::new(members, &policy);
-    view.directory(0, &no_tag).into_iter().map(|entry| entry.name).collect()
+    view.directory(0, &no_tag()).into_iter().map(|entry| entry.name.to_string()).collect()
 }
 
 #[test]
@@ -107,7 +112,7 @@ fn only_those_that_run_the_modules_or_have_a_channel() {
     assert!(peers(&members).is_empty());
     let policy = Policy::default();
     let view = View::new(&members, &policy);
-    let entries = view.directory(0, &|_, _| 9);
+    let entries = view.directory(0, &tags(9));
     assert_eq!((entries.len(), entries[0].tag), (1, 9));
 }
 
@@ -118,7 +123,7 @@ fn a_member_that_is_not_ready_is_told_of_nobody() {
     members[0].ready = false;
     assert!(directory(&members, ROUTED, 0).is_empty(), "not of itself either");
     let policy = Policy::parse(ROUTED, "p").expect("a policy");
-    let entries = View::new(&members, &policy).directory(0, &|_, _| 9);
+    let entries = View::new(&members, &policy).directory(0, &tags(9));
     assert_eq!((entries.len(), entries[0].tag), (1, 9));
 }
 
@@ -127,10 +132,10 @@ fn tags_and_vlan_frames() {
     let policy = Policy::default();
     let mut members = vec![member(1, Some(port(1, 0))), member(2, Some(port(1, 0)))];
     members[1].nics[0].1.as_mut().expect("a port").mtu = 9000;
-    let entry = View::new(&members, &policy).directory(0, &|_, _| 3).remove(0);
+    let entry = View::new(&members, &policy).directory(0, &tags(3)).remove(0);
     assert_eq!((entry.tag, entry.tagged, entry.mtu), (3, true, 1500));
     let members = vec![member(1, Some(port(1, 5))), member(2, Some(port(1, 5)))];
-    assert!(!View::new(&members, &policy).directory(0, &no_tag)[0].tagged);
+    assert!(!View::new(&members, &policy).directory(0, &no_tag())[0].tagged);
 }
 
 #[test]
@@ -141,8 +146,8 @@ fn an_address_belongs_to_the_first_that_claims_it() {
     members[2].addresses.push((stolen, 99));
     let view = View::new(&members, &policy);
     let of = |name: &str| {
-        let entries = view.directory(0, &no_tag);
-        let entry = entries.into_iter().find(|entry| entry.name == name).expect("a peer");
+        let entries = view.directory(0, &no_tag());
+        let entry = entries.into_iter().find(|entry| &*entry.name == name).expect("a peer");
         entry.ips.iter().map(|address| address.ip.to_string()).collect::<Vec<_>>()
     };
     assert_eq!(of("g2"), ["10.0.0.2"]);
@@ -153,7 +158,7 @@ fn an_address_belongs_to_the_first_that_claims_it() {
     // On another bridge it is nobody's business.
     members[1].nics[0].1 = Some(port(2, 0));
     let view = View::new(&members, &policy);
-    assert_eq!(view.directory(0, &no_tag)[0].ips.len(), 2);
+    assert_eq!(view.directory(0, &no_tag())[0].ips.len(), 2);
 }
 
 #[test]
@@ -164,7 +169,7 @@ fn addresses_that_cannot_be_and_that_policy_forbids() {
     let mac = members[1].nics[0].0;
     members[1].addresses.push((address(mac, 200), 5));
     let view = View::new(&members, &policy);
-    assert_eq!(view.directory(0, &no_tag)[0].ips, [address(mac, 2)]);
+    assert_eq!(*view.directory(0, &no_tag())[0].ips, [address(mac, 2)]);
     for ip in ["0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "::", "::1", "ff02::1"] {
         assert!(!is_usable(ip.parse().expect("an address")), "{ip}");
     }
@@ -251,13 +256,13 @@ fn addresses_that_are_routed() {
     let policy = ROUTED.replace("fd00::/16", "::/0");
     let policy = Policy::parse(&policy, "p").expect("a policy");
     let view = View::new(&members, &policy);
-    let entries = view.directory(0, &no_tag);
+    let entries = view.directory(0, &no_tag());
     let of = |id| ips(entries.iter().find(|entry| entry.id == id).expect("an entry"));
     assert_eq!((of(2), of(3)), (vec!["10.0.0.2".into()], vec!["10.0.0.3".to_owned()]));
     assert_eq!(view.disputed(2), [("10.0.0.2".parse().expect("an address"), 1)]);
     assert!(view.disputed(1).is_empty());
     // Its own view is that of the others.
-    let own = view.directory(2, &no_tag).pop().expect("its own");
+    let own = view.directory(2, &no_tag()).pop().expect("its own");
     assert_eq!((own.id, ips(&own)), (3, vec!["10.0.0.3".to_owned()]));
 
     // One entry has room for eight.
@@ -303,7 +308,45 @@ fn one_entry_for_each_pair_of_interfaces() {
 }
 
 #[test]
-fn tags() {
+fn who_is_told_when_somebody_comes_goes_or_changes() {
+    let before: Vec<_> = (1..=4).map(|n| member(n, Some(port(1 + u32::from(n > 2), 0)))).collect();
+    let policy = Policy::default();
+    let told = |now: &[Member], policy| affected(now, &before, policy);
+    assert_eq!(told(&before, &policy), [false; 4]);
+    let mut now = before.clone();
+    advertise(&mut now[0], "10.0.0.9", 9);
+    assert_eq!(told(&now, &policy), [true, true, false, false]);
+    // By way of the host others hear of it, too.
+    let routed = Policy::parse(ROUTED, "p").expect("a policy");
+    assert_eq!(told(&now, &routed), [true; 4]);
+    assert_eq!(told(&before[..3], &policy), [false, false, true]);
+    let mut now = before.clone();
+    now.push(member(5, Some(port(2, 0))));
+    assert_eq!(told(&now, &policy), [false, false, true, true, true]);
+    now[4] = member(5, None);
+    assert_eq!(told(&now, &policy), [false, false, false, false, true]);
+    let mut now = before.clone();
+    now[0].nics[0].1 = Some(port(2, 0));
+    assert_eq!(told(&now, &policy), [true; 4]);
+}
+
+#[test]
+fn what_stays_is_shared() {
+    let mut members: Vec<_> = (1..=2).map(|n| member(n, Some(port(1, 0)))).collect();
+    let policy = Policy::default();
+    let first = Index::new(&members, &policy, None, None);
+    let old = members.clone();
+    advertise(&mut members[0], "10.0.0.9", 9);
+    members[0].name = "g1".into();
+    let second = Index::new(&members, &policy, None, Some((&old, &first)));
+    assert!(Arc::ptr_eq(&first.names[0], &second.names[0]));
+    let bridged = |index: &Index, at: usize| index.addresses[at][0].bridged.clone();
+    assert!(Arc::ptr_eq(&bridged(&first, 1), &bridged(&second, 1)));
+    assert_eq!((bridged(&first, 0).len(), bridged(&second, 0).len()), (1, 2));
+}
+
+#[test]
+fn free_tags() {
     assert_eq!(free_tag(0, |_| false), Some(1));
     assert_eq!(free_tag(1, |tag| [1, 2, 4].contains(&tag)), Some(3));
     assert_eq!(free_tag(3, |tag| [1, 2, 4].contains(&tag)), Some(5));

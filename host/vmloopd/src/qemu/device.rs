@@ -18,12 +18,13 @@ use rustix::net::{
     sendmsg, socketpair,
 };
 use serde_json::{Value, json};
-use tokio::sync::{Mutex, broadcast};
+use tokio::sync::{Mutex, Semaphore};
 use tokio::time::{Instant, sleep, timeout_at};
 use vmloop_qmp::{self as qmp, Qmp};
 
 use super::slots::{self, Kind, NoSlot};
 use crate::config::Vfio;
+use crate::limits;
 
 /// Version of the ivshmem server's protocol.
 const VERSION: i64 = 0;
@@ -162,12 +163,15 @@ pub struct Slots {
     kind: Kind,
     vfio: Vfio,
     turn: Arc<Mutex<()>>,
+    /// leave to make ends of channels
+    pub(super) making: Arc<Semaphore>,
 }
 
 impl Slots {
     /// Places of the machine behind `qmp`.
     pub fn new(qmp: Qmp, kind: Kind, vfio: Vfio) -> Self {
-        Self { qmp, kind, vfio, turn: Arc::default() }
+        let making = Arc::new(Semaphore::new(limits::AT_ONCE));
+        Self { qmp, kind, vfio, turn: Arc::default(), making }
     }
 
     /// Makes the character device of a device that [`Slots::plug_ready`] plugs
@@ -354,15 +358,15 @@ impl Slots {
         drop(plugged);
     }
 
-    async fn deleted(&self, events: &mut broadcast::Receiver<qmp::Event>, id: &str) -> Deleted {
+    async fn deleted(&self, events: &mut qmp::Events, id: &str) -> Deleted {
         let deadline = Instant::now() + ASK_AGAIN;
         loop {
             tokio::select! {
                 () = self.qmp.closed() => return Deleted::MachineGone,
                 event = timeout_at(deadline, events.recv()) => match event {
-                    Err(_) | Ok(Err(broadcast::error::RecvError::Closed)) => return Deleted::NotYet,
+                    Err(_) | Ok(Err(qmp::Missed::Closed)) => return Deleted::NotYet,
                     // We may have missed it: ask QEMU again.
-                    Ok(Err(broadcast::error::RecvError::Lagged(_))) => return Deleted::NotYet,
+                    Ok(Err(qmp::Missed::Lagged)) => return Deleted::NotYet,
                     Ok(Ok(event)) => {
                         if event.data["device"] != id {
                             continue;

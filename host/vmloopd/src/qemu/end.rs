@@ -3,8 +3,10 @@
 //! host makes.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
 use vmloop_abi::shm;
 
 use super::device::{Error, Plugged, Slots, Spec as Device};
@@ -18,6 +20,10 @@ const DRAIN: Duration = Duration::from_millis(500);
 impl Place for Slots {
     fn medium(&self) -> Medium {
         Medium::Host
+    }
+
+    fn making(&self) -> Option<Arc<Semaphore>> {
+        Some(self.making.clone())
     }
 
     fn drain(&self) -> Duration {

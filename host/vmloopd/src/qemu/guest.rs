@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 use vmloop_abi::control::{Broken, GuestSide};
@@ -33,6 +33,7 @@ use crate::config::Vfio;
 use crate::event::{Event, Post};
 use crate::handle::{Command, Connected, Directory, Handle};
 use crate::machine::{Key, Moving};
+use crate::mailbox;
 
 /// Messages taken before others get their turn.
 const BATCH: usize = 64;
@@ -43,8 +44,6 @@ const BOOTING: Duration = Duration::from_millis(200);
 /// How soon a guest that stays after all is tried again: QEMU may still be busy
 /// with the migration that was cancelled.
 const RETURN: Duration = Duration::from_millis(200);
-
-type Events = broadcast::Receiver<qmp::Event>;
 
 /// Why a guest's task stops serving a control device.
 enum End {
@@ -97,11 +96,13 @@ impl Task {
             }
         };
         self.post.tell(Event::Answers { key: self.key }).await;
-        let discovered = machine::discover(&qmp, process.pid, (self.taps)(process.pid))
+        // What is boxed here and below leaves no room behind in a task that serves.
+        let discovered = Box::pin(machine::discover(&qmp, process.pid, (self.taps)(process.pid)))
             .await
             .map_err(|error| machine_problem(&error))?;
         let machine = discovered.machine;
-        let mut left = left::left_behind(&qmp).await.map_err(|error| qmp_problem(&error))?;
+        let mut left =
+            Box::pin(left::left_behind(&qmp)).await.map_err(|error| qmp_problem(&error))?;
         let name = self.name.clone().unwrap_or_else(|| {
             if machine.name.is_empty() {
                 machine::name_from_socket(&self.path)
@@ -117,7 +118,7 @@ impl Task {
         let mut moving = discovered.migration.moving;
         let mut ready = None;
         if moving == Moving::In {
-            clear(&slots, std::mem::take(&mut left.chardevs)).await;
+            Box::pin(clear(&slots, std::mem::take(&mut left.chardevs))).await;
             let (stop, stopped) = oneshot::channel();
             let arriving = Event::Arriving {
                 key: self.key,
@@ -127,18 +128,18 @@ impl Task {
             };
             self.post.tell(arriving).await;
             // What can be done before it runs: then each command takes long.
-            match ReadyControl::new(&slots).await {
+            match Box::pin(ReadyControl::new(&slots)).await {
                 Ok(one) => ready = Some(one),
                 Err(error) => debug!(guest = name, %error, "prepared once it has arrived"),
             }
-            if let Err(problem) = standby::arrive(&qmp, gone.as_ref(), stopped).await {
-                discard(&slots, ready).await;
+            if let Err(problem) = Box::pin(standby::arrive(&qmp, gone.as_ref(), stopped)).await {
+                Box::pin(discard(&slots, ready)).await;
                 return Err(problem);
             }
             moving = Moving::No;
         }
 
-        let (commands, inbox) = mpsc::unbounded_channel();
+        let (commands, inbox) = mailbox::mailbox();
         let (directory, updates) = watch::channel(None);
         let (go, went) = oneshot::channel();
         let connected = Connected {
@@ -156,24 +157,19 @@ impl Task {
             .await
             .map_err(|_| agent_ends(()))?;
         if let Err(problem) = went.await.map_err(|_| agent_ends(()))? {
-            discard(&slots, ready).await;
+            Box::pin(discard(&slots, ready)).await;
             return Err(problem);
         }
 
         // The control device of an earlier agent, or what it left half done.
         for (device, chardev) in left.devices {
             let (name, id) = (name.clone(), device.clone());
-            slots
-                .unplug(Plugged::found(device, chardev), move || {
-                    warn!(
-                        guest = name,
-                        device = id,
-                        "the guest keeps a device of an earlier agent"
-                    );
-                })
-                .await;
+            let slow = move || {
+                warn!(guest = name, device = id, "the guest keeps a device of an earlier agent");
+            };
+            Box::pin(slots.unplug(Plugged::found(device, chardev), slow)).await;
         }
-        clear(&slots, left.chardevs).await;
+        Box::pin(clear(&slots, left.chardevs)).await;
 
         let mut serving = Serving {
             key: self.key,
@@ -190,7 +186,7 @@ impl Task {
             taps: self.taps,
             outbox: Outbox::default(),
         };
-        serving.run(moving).await
+        Box::pin(serving.run(moving)).await
     }
 }
 
@@ -212,7 +208,7 @@ struct Serving {
     slots: Slots,
     /// for the first control device
     ready: Option<ReadyControl>,
-    inbox: mpsc::UnboundedReceiver<Command>,
+    inbox: mailbox::Receiver<Command>,
     updates: watch::Receiver<Directory>,
     gone: Option<AsyncFd<OwnedFd>>,
     post: Post,
@@ -229,7 +225,7 @@ impl Serving {
         let mut stand_by = moving != Moving::No;
         loop {
             if stand_by {
-                if self.stand_by().await == standby::End::Over {
+                if Box::pin(self.stand_by()).await == standby::End::Over {
                     return Ok(());
                 }
                 stand_by = false;
@@ -238,7 +234,7 @@ impl Serving {
             }
             let plugged_at = Instant::now();
             let mut qemu = self.qmp.events();
-            let mut control = match Control::plug(&self.slots, self.ready.take()).await {
+            let mut control = match Box::pin(Control::plug(&self.slots, self.ready.take())).await {
                 Ok(control) => control,
                 Err(device::Error::Booting) => {
                     if first {
@@ -254,7 +250,7 @@ impl Serving {
                 }
                 Err(error) => {
                     // Whoever migrates need not ask us: it may have begun now.
-                    stand_by = migration::migration(&self.qmp)
+                    stand_by = Box::pin(migration::migration(&self.qmp))
                         .await
                         .is_ok_and(|now| matches!(now.moving, Moving::Out | Moving::Left));
                     if stand_by {
@@ -296,11 +292,8 @@ impl Serving {
             }
             control.ring();
             let key = self.key;
-            self.slots
-                .unplug(control.plugged, move || {
-                    warn!(key, "the guest keeps its control device");
-                })
-                .await;
+            let slow = move || warn!(key, "the guest keeps its control device");
+            Box::pin(self.slots.unplug(control.plugged, slow)).await;
             let waited = match end {
                 End::Detach => return Ok(()),
                 End::Prepare => Waited::Prepare,
@@ -357,7 +350,7 @@ impl Serving {
         });
     }
 
-    async fn serve(&mut self, control: &mut Control, qemu: &mut Events) -> End {
+    async fn serve(&mut self, control: &mut Control, qemu: &mut qmp::Events) -> End {
         match self.serve_inner(control, qemu).await {
             Ok(end) => end,
             Err(error) => End::Broken(error),
@@ -367,7 +360,7 @@ impl Serving {
     async fn serve_inner(
         &mut self,
         control: &mut Control,
-        qemu: &mut Events,
+        qemu: &mut qmp::Events,
     ) -> Result<End, Broken> {
         let mut messages = Bucket::new(200.0, 400.0);
         let mut wakes = Bucket::new(2000.0, 2000.0);
@@ -504,8 +497,8 @@ impl Serving {
                             None => self.rescan(),
                         }
                     }
-                    Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
-                    Err(broadcast::error::RecvError::Closed) => return Ok(End::MachineGone),
+                    Ok(_) | Err(qmp::Missed::Lagged) => {}
+                    Err(qmp::Missed::Closed) => return Ok(End::MachineGone),
                 },
                 heard = control.heard(), if doorbells_from.is_none() => {
                     if let Err(error) = heard {

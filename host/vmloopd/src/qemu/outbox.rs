@@ -93,7 +93,7 @@ mod tests {
             mac: [2; 6],
             mtu: 1500,
             name: "x".into(),
-            ips: Vec::new(),
+            ips: Arc::default(),
         };
         let mut outbox = Outbox::default();
         outbox.start_directory(Arc::new(vec![entry; 3000]));

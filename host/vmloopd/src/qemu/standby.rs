@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 use vmloop_api::{Migrated, Problem};
@@ -21,6 +21,7 @@ use crate::answer::{Answer, Reply, answer};
 use crate::event::{Event, Post};
 use crate::handle::Command;
 use crate::machine::{Key, Moving};
+use crate::mailbox;
 
 /// How often QEMU is asked, should its events not come.
 const LOOK: Duration = Duration::from_secs(1);
@@ -85,7 +86,7 @@ pub async fn arrive(
                         incomplete = true;
                     }
                     Ok(event) if !matters(&event) => {}
-                    Err(broadcast::error::RecvError::Closed) => return Err(gone()),
+                    Err(qmp::Missed::Closed) => return Err(gone()),
                     _ => break,
                 },
             }
@@ -120,7 +121,7 @@ pub struct Standby<'a> {
     /// of the QEMU
     pub process: Option<&'a AsyncFd<OwnedFd>>,
     /// from the broker
-    pub inbox: &'a mut mpsc::UnboundedReceiver<Command>,
+    pub inbox: &'a mut mailbox::Receiver<Command>,
     /// the broker
     pub post: &'a Post,
     /// how long to wait for a migration
@@ -211,8 +212,8 @@ impl Standby<'_> {
                             seen |= event.name == "MIGRATION" && event.data["status"] != "none";
                             break;
                         }
-                        Err(broadcast::error::RecvError::Lagged(_)) => break,
-                        Err(broadcast::error::RecvError::Closed) => return self.over(ours),
+                        Err(qmp::Missed::Lagged) => break,
+                        Err(qmp::Missed::Closed) => return self.over(ours),
                     },
                     () = sleep_until(if waits { until } else { again }) => break,
                 }

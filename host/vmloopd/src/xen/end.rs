@@ -4,9 +4,10 @@
 //! go, and the nodes are removed. The memory is the guests'; nothing of it is
 //! seen here.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use vmloop_abi::shm;
 
 use super::nodes::{Link, Task};
@@ -50,6 +51,10 @@ impl Subtree {
 impl Place for Subtree {
     fn medium(&self) -> Medium {
         Medium::Guest
+    }
+
+    fn making(&self) -> Option<Arc<Semaphore>> {
+        None
     }
 
     fn drain(&self) -> Duration {

@@ -26,6 +26,7 @@ use crate::bucket::Bucket;
 use crate::event::Event;
 use crate::handle::{Command, Connected, Handle};
 use crate::machine::Found;
+use crate::mailbox;
 
 /// Refusals that stand in a guest's subtree.
 const REFUSALS: usize = 64;
@@ -93,7 +94,7 @@ impl Task {
         let dead =
             if incarnation == saved { HashSet::new() } else { links.keys().copied().collect() };
 
-        let (commands, inbox) = mpsc::unbounded_channel();
+        let (commands, inbox) = mailbox::mailbox();
         let (orders, to_do) = mpsc::unbounded_channel();
         let (directory, updates) = watch::channel(None);
         let (go, went) = oneshot::channel();

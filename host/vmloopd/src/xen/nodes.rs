@@ -360,7 +360,11 @@ mod tests {
             mac: [2, 0, 0, 0, 0, last],
             mtu: 1500,
             name: "g 2".into(),
-            ips: vec![Address { mac: [0; 6], ip: IpAddr::from([10, 0, 0, last]), prefix: 24 }],
+            ips: std::sync::Arc::new([Address {
+                mac: [0; 6],
+                ip: IpAddr::from([10, 0, 0, last]),
+                prefix: 24,
+            }]),
         };
         let mut all = Lines::new();
         directory(&[entry(5, 2), entry(5, 3), entry(6, 4)], &mut all);

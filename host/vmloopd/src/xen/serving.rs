@@ -17,6 +17,7 @@ use crate::bucket::Bucket;
 use crate::event::{Event, Post};
 use crate::handle::{Command, Directory};
 use crate::machine::{Key, Nic};
+use crate::mailbox;
 
 /// What a domain's task needs to begin.
 pub struct Task {
@@ -49,7 +50,7 @@ pub(super) struct Serving {
     pub(super) epoch: u64,
     pub(super) name: String,
     pub(super) nics: Vec<Nic>,
-    pub(super) inbox: mpsc::UnboundedReceiver<Command>,
+    pub(super) inbox: mailbox::Receiver<Command>,
     pub(super) to_do: mpsc::UnboundedReceiver<Order>,
     pub(super) updates: watch::Receiver<Directory>,
     pub(super) theirs: Subscription,

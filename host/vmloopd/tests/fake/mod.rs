@@ -570,6 +570,9 @@ impl<'a> Modules<'a> {
                 other => panic!("the agent said {other}"),
             }
         }
+        if self.guest.is_awaited() {
+            self.ring();
+        }
     }
 }
 
