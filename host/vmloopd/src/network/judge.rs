@@ -489,6 +489,14 @@ mod tests {
         let shaped = Port { before_host: Some(Filter::default()), ..a.clone() };
         assert!(is_filtered(&none, &shaped, &b, true));
         assert!(!is_filtered(&none, &shaped, &a, false));
+        // From one of the router's interfaces to another one: that pair, no other.
+        let step = |which, name| Step::Name { which, pattern: Pattern::name(name), equal: true };
+        let drop = Step::Harm("drop".into());
+        let rule = [step(Which::In, "br0"), step(Which::Out, "br1"), drop];
+        let forward = judge(base(Family::Ip, FORWARD, false, None, &[&rule]));
+        let (c, d) = (port("tap3", "br1"), port("tap4", "br2"));
+        assert!(is_filtered(&forward, &a, &c, true));
+        assert!(!is_filtered(&forward, &a, &d, true) && !is_filtered(&forward, &c, &d, true));
         // Of an interface that is in no bridge no bridge's chains see anything.
         let bridge = judge(base(Family::Bridge, PRE_ROUTING, true, None, &[]));
         assert!(!is_filtered(&bridge, &b, &port("vif2.0", "vif2.0"), true));
