@@ -137,7 +137,7 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 	DEFINE_WAIT_FUNC(wait, woken_wake_function);
 	const struct proto *base = stream_base[stream->family];
 	struct sock *sk = stream->sk;
-	bool waits = false;
+	bool waits = false, asked = false;
 	size_t done = 0;
 	long left;
 	int err;
@@ -153,15 +153,20 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 			done += err;
 			continue;
 		}
-		if (err != -EAGAIN || !left)
+		if (err != -EAGAIN)
 			break;
-		if (!waits) {
-			/* Look once more with our name on the door. */
-			add_wait_queue(sk_sleep(sk), &wait);
-			waits = true;
+		/* Look once more when we are sure to be told: an edge comes once. */
+		if (!asked) {
+			asked = true;
+			if (left) {
+				add_wait_queue(sk_sleep(sk), &wait);
+				waits = true;
+			}
 			wants_space(sk);
 			continue;
 		}
+		if (!left)
+			break;
 		if (signal_pending(current)) {
 			err = sock_intr_errno(left);
 			break;

@@ -234,6 +234,33 @@ def edges_server(s: socket.socket) -> Any:
     return [*found, receive(s, 5).decode()]
 
 
+def edges_out(c: socket.socket) -> Any:
+    """A sender that waits for edges, and hears of nothing else, is told of room."""
+    c.setblocking(False)
+    epoll = select.epoll()
+    epoll.register(c, select.EPOLLOUT | select.EPOLLET)
+    epoll.poll(0)
+    sent = 0
+    told = True
+    while sent < 4 << 20:
+        try:
+            sent += c.send(pattern(50_000))
+        except BlockingIOError:
+            told = told and bool(epoll.poll(DEADLINE))
+    c.setblocking(True)
+    c.shutdown(socket.SHUT_WR)
+    return [told, int(receive(c, 20)) == sent]
+
+
+def edges_out_server(s: socket.socket) -> Any:
+    count = 0
+    while part := s.recv(1 << 16):
+        count += len(part)
+        time.sleep(0.02)
+    s.sendall(str(count).rjust(20).encode())
+    return None
+
+
 def low_water(c: socket.socket) -> Any:
     c.sendall(b"x" * 50)
     c.recv(1)
@@ -298,6 +325,7 @@ CASES: dict[str, tuple[Callable[[socket.socket], Any], Callable[[socket.socket],
     "unread": (unread, unread_server),
     "linger": (linger, linger_server),
     "edges": (edges, edges_server),
+    "edges_out": (edges_out, edges_out_server),
     "low_water": (low_water, low_water_server),
     "urgent": (urgent, urgent_server),
     "reused": (reused, reused_server),
