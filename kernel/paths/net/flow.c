@@ -75,9 +75,10 @@ static u32 flow_ipv6(const struct sk_buff *skb, unsigned int offset)
 		return 0;
 	if (ip->nexthdr == IPPROTO_TCP)
 		both = ports(skb, offset + sizeof(*ip));
-	return jhash_3words(jhash2(ip->saddr.s6_addr32, 4, seed()),
-			    jhash2(ip->daddr.s6_addr32, 4, seed()), both,
-			    seed());
+	/* As they are: only that they are the same counts. */
+	return jhash_3words(jhash2((__force const u32 *)&ip->saddr, 4, seed()),
+			    jhash2((__force const u32 *)&ip->daddr, 4, seed()),
+			    both, seed());
 }
 
 /**
