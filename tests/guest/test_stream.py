@@ -109,7 +109,6 @@ def test_switching(stage: str, streams: Streams) -> None:
     assert streams.counter("rx_bytes") > 1 << 20
 
 
-@pytest.mark.main("a lane that ended took a connection with it")
 @pytest.mark.parametrize("end", ["off", "transport", "broken", "module"])
 def test_ends(stage: str, streams: Streams, end: str) -> None:
     """However a lane ends, the connection goes on by TCP, and not a byte is lost, repeated or changed."""

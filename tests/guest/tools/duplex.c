@@ -28,6 +28,7 @@
 
 #define LARGEST		(96U << 10)
 #define CONNECTIONS	512
+#define TURNS		32
 
 struct record {
 	uint32_t size;		/* of what follows */
@@ -83,14 +84,18 @@ static void next_record(struct end *end)
 	out->at = 0;
 }
 
-/* Send what goes at once. Returns 1 at the end, 0 if it must wait. */
+/*
+ * Send what goes at once, so many times at most: the other way must have its turn.
+ * Returns 1 at the end, 0 if it must wait, -1 if more may go.
+ */
 static int send_some(struct end *end, int flags)
 {
 	struct way *out = &end->out;
+	int turns = TURNS;
 	ssize_t done;
 	uint32_t size;
 
-	for (;;) {
+	while (turns--) {
 		size = sizeof(out->record) + out->record.size;
 		if (out->at == size) {
 			if (out->record.last) {
@@ -111,6 +116,7 @@ static int send_some(struct end *end, int flags)
 		out->at += done;
 		sent += done;
 	}
+	return -1;
 }
 
 /* A record's header has come. */
@@ -156,14 +162,15 @@ static void check(struct end *end, const unsigned char *bytes, size_t size)
 	}
 }
 
-/* Receive what is there. Returns 1 at the end, 0 if it must wait. */
+/* Receive what is there. As send_some(). */
 static int receive_some(struct end *end, int flags)
 {
 	static _Thread_local unsigned char buffer[64 << 10];
+	int turns = TURNS;
 	size_t size;
 	ssize_t came;
 
-	for (;;) {
+	while (turns--) {
 		size = 1 + rand_r(&end->in.seed) % sizeof(buffer);
 		came = recv(end->fd, buffer, size, flags);
 		if (came < 0 && (errno == EAGAIN || errno == EINTR))
@@ -179,11 +186,12 @@ static int receive_some(struct end *end, int flags)
 		end->in.bytes += came;
 		received += came;
 	}
+	return -1;
 }
 
 static void *sender(void *arg)
 {
-	while (!send_some(arg, 0))
+	while (send_some(arg, 0) != 1)
 		;
 	return NULL;
 }
@@ -194,7 +202,7 @@ static void blocking(struct end *end)
 
 	if (pthread_create(&thread, NULL, sender, end))
 		fail("pthread_create");
-	while (!receive_some(end, 0))
+	while (receive_some(end, 0) != 1)
 		;
 	pthread_join(thread, NULL);
 }
@@ -203,18 +211,19 @@ static void by_edges(struct end *end)
 {
 	struct epoll_event event = { .events = EPOLLIN | EPOLLOUT | EPOLLET | EPOLLRDHUP };
 	int epoll = epoll_create1(0);
-	bool out = false, in = false;
+	int out = 0, in = 0;
 
 	if (fcntl(end->fd, F_SETFL, O_NONBLOCK) || epoll < 0 ||
 	    epoll_ctl(epoll, EPOLL_CTL_ADD, end->fd, &event))
 		fail("epoll: %s", strerror(errno));
-	while (!out || !in) {
-		if (!in)
+	while (out != 1 || in != 1) {
+		if (in != 1)
 			in = receive_some(end, MSG_DONTWAIT);
-		if (!out)
+		if (out != 1)
 			out = send_some(end, MSG_DONTWAIT);
-		if (out && in)
-			break;
+		/* No edge tells of what was left. */
+		if (out < 0 || in < 0 || (out == 1 && in == 1))
+			continue;
 		if (epoll_wait(epoll, &event, 1, 20000) == 0)
 			fail("no event for 20 s: out %d in %d", out, in);
 	}
