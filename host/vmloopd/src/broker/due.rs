@@ -27,6 +27,8 @@ pub(super) struct Due {
     all: bool,
     some: HashSet<Key>,
     not_before: Option<Instant>,
+    /// With guests that gather: how long everybody waits for them at most.
+    gathered: Option<Instant>,
 }
 
 impl Due {
@@ -58,14 +60,16 @@ impl Due {
         std::mem::take(&mut self.some)
     }
 
-    /// More is about to be said that belongs to it.
+    /// More is about to be said that belongs to it. Where guests begin one after the
+    /// other, the first of them does not wait for the last.
     pub(super) fn gather(&mut self, now: Instant) {
-        let then = now + GATHER;
+        let then = (now + GATHER).min(*self.gathered.get_or_insert(now + LONGEST));
         self.not_before = Some(self.not_before.map_or(then, |when| when.max(then)));
     }
 
     /// Everybody's were made, which took so long.
     pub(super) fn made(&mut self, now: Instant, took: Duration) {
+        self.gathered = None;
         self.not_before = Some(now + (took * SHARE).min(LONGEST));
     }
 
@@ -141,6 +145,21 @@ mod tests {
         due.all();
         due.gather(now + LONGEST);
         assert!(!due.take_all(now + LONGEST + ms(2)) && due.take_all(now + LONGEST + ms(3)));
+    }
+
+    #[test]
+    fn guests_that_begin_one_after_the_other_hold_nobody_up() {
+        let now = Instant::now();
+        let mut due = Due::default();
+        due.all();
+        for ms in 0..1000 {
+            due.gather(now + Duration::from_millis(ms));
+        }
+        assert!(!due.take_all(now + LONGEST - GATHER) && due.take_all(now + LONGEST));
+        due.made(now + LONGEST, Duration::ZERO);
+        due.all();
+        due.gather(now + LONGEST);
+        assert_eq!(due.deadline(), Some(now + LONGEST + GATHER));
     }
 
     #[test]
