@@ -598,6 +598,26 @@ bool vmloop_ring_sleep(struct vmloop_ring_rx *rx)
 }
 
 /**
+ * vmloop_ring_wait_next() - ask for a doorbell at what follows all that there is by now
+ * @rx: the ring
+ *
+ * For whoever is to be told of each arrival, read or not. May be called beside the
+ * consumer, if one lock keeps this and all that it asks for apart: the later of the two
+ * counts. Looks at the other side's position, and changes nothing of the consumer's.
+ *
+ * Return: true if nothing has followed yet; false if it has, and may not be rung for.
+ */
+bool vmloop_ring_wait_next(struct vmloop_ring_rx *rx)
+{
+	/* Only compared, by the other side: whatever it is. */
+	u32 head = ring_load_once(&rx->theirs->tx_head);
+
+	ring_store_once(&rx->ours->rx_wake, head);
+	ring_mb();						/* (C) */
+	return ring_load_once(&rx->theirs->tx_head) == head;
+}
+
+/**
  * vmloop_ring_ready() - whether there is something to read, or to report
  * @rx: the ring
  *

@@ -174,6 +174,7 @@ bool vmloop_ring_wait_bytes(struct vmloop_ring_rx *rx, u32 bytes);
 /* Either. */
 bool vmloop_ring_consume_publish(struct vmloop_ring_rx *rx);
 bool vmloop_ring_sleep(struct vmloop_ring_rx *rx);
+bool vmloop_ring_wait_next(struct vmloop_ring_rx *rx);
 bool vmloop_ring_ready(struct vmloop_ring_rx *rx);
 void vmloop_ring_watch(struct vmloop_ring_rx *rx);
 bool vmloop_ring_moved(const struct vmloop_ring_rx *rx);

@@ -18,6 +18,7 @@ EXPORT_SYMBOL_GPL(vmloop_ring_peek);
 EXPORT_SYMBOL_GPL(vmloop_ring_release);
 EXPORT_SYMBOL_GPL(vmloop_ring_consume_publish);
 EXPORT_SYMBOL_GPL(vmloop_ring_sleep);
+EXPORT_SYMBOL_GPL(vmloop_ring_wait_next);
 EXPORT_SYMBOL_GPL(vmloop_ring_ready);
 EXPORT_SYMBOL_GPL(vmloop_ring_watch);
 EXPORT_SYMBOL_GPL(vmloop_ring_moved);

@@ -113,8 +113,9 @@ def test_switching(stage: str, streams: Streams) -> None:
 def test_ends(stage: str, streams: Streams, end: str) -> None:
     """However a lane ends, the connection goes on by TCP, and not a byte is lost, repeated or changed."""
     host = streams.host
-    with duplex(streams, 6, 6) as client:
+    with duplex(streams, 6, 300) as client:
         until(lambda: streams.counter("rx_bytes") > 10 << 20, 30, "bytes that came by lanes")
+        assert client.poll() is None and streams.counter("back") < streams.counter("paired"), "no lane is in use"
         if end == "off":
             host.run([str(TOOLS / "control"), "off"])
         elif end == "transport":
@@ -123,6 +124,9 @@ def test_ends(stage: str, streams: Streams, end: str) -> None:
             host.run("echo 1 >/sys/module/vmloop_loopback/parameters/spoil")
         else:
             host.run("rmmod vmloop_tcp", timeout=30)
+        if end != "module":
+            until(lambda: streams.counter("back") >= 2 or client.poll() is not None, 30, "connections are back")
+        client.terminate()
         result = client.wait(60)
     assert result.code == 0, result.err
     if end != "module":

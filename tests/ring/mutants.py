@@ -128,6 +128,9 @@ MUTANTS = [
     Mutant(
         "sleep: at the second byte", "return vmloop_ring_wait_bytes(rx, 1);", "return vmloop_ring_wait_bytes(rx, 2);"
     ),
+    Mutant("wait next: asks for nothing", "\tring_store_once(&rx->ours->rx_wake, head);\n", ""),
+    Mutant("wait next: asks too late", "&rx->ours->rx_wake, head);", "&rx->ours->rx_wake, head + 4096);"),
+    Mutant("wait next: from where it reads", "head = ring_load_once(&rx->theirs->tx_head);", "head = rx->tail;"),
     Mutant("wait: asks one too late", "tx->head + want - tx->size - 1);", "tx->head + want - tx->size);"),
     Mutant("wait: asks too late", "tx->head + want - tx->size - 1);", "tx->head + want - tx->size + 15);"),
     Mutant("wait: a bell a record", "\tif (want < tx->size / 4)\n\t\twant = tx->size / 4;\n\treturn", "\treturn"),

@@ -682,6 +682,36 @@ static void test_watch(void)
 	everywhere(body_watch);
 }
 
+/* Who wants to hear of each arrival is rung for, though nothing is read. */
+static void body_wait_next(void)
+{
+	for (u32 i = 0; i < 40; i++) {
+		CHECK(vmloop_ring_wait_next(&rx));
+		CHECK(put(1, i) == 0);
+		CHECK(vmloop_ring_publish(&tx));
+		/* Not asked again, not rung for. */
+		CHECK(put(2, i) == 0);
+		CHECK(!vmloop_ring_publish(&tx));
+		/* What there is by now is not waited for. */
+		CHECK(vmloop_ring_wait_next(&rx));
+		CHECK(put(3, i) == 0);
+		CHECK(vmloop_ring_publish(&tx));
+		/* Nothing of the consumer's has changed: all is still to be read. */
+		for (u32 n = 1; n <= 3; n++)
+			get(n, i);
+		vmloop_ring_consume_publish(&rx);
+	}
+	/* It is a hint, too: it believes nothing. */
+	adversary.producer->tx_head = rx.tail + 1;
+	CHECK(vmloop_ring_wait_next(&rx));
+	CHECK(!rx.broken);
+}
+
+static void test_wait_next(void)
+{
+	everywhere(body_wait_next);
+}
+
 /*
  * For each size of record: a full ring, a producer that waits, a consumer that
  * gives back in small steps. One bell, not too early, never too late.
@@ -1674,6 +1704,7 @@ static const struct tap_test tests[] = {
 	{ "bell: none for nothing", test_idle_publish },
 	{ "sleep", test_sleep },
 	{ "watch", test_watch },
+	{ "wait_next", test_wait_next },
 	{ "wait for room", test_wait_room },
 	{ "wait for room, padding included", test_wait_room_pad },
 	{ "wait until it is read", test_wait_read },

@@ -181,9 +181,7 @@ static u32 readable_bytes(struct stream *stream)
 	lockdep_assert_held(&stream->lane_lock);
 	bytes = READ_ONCE(stream->rest_size) - READ_ONCE(stream->rest_at);
 	if (lane)
-		bytes += min(READ_ONCE(lane->rx.theirs->tx_head) -
-				     READ_ONCE(lane->rx.tail),
-			     lane->rx.size);
+		bytes += stream_arrived(lane);
 	return bytes;
 }
 
@@ -208,18 +206,12 @@ static bool call_is_readable(struct sock *sk)
 	return readable;
 }
 
-/* Whether the ring has a quarter free, by a look at positions that move. */
 static bool has_room(struct stream *stream)
 {
-	const struct vmloop_lane *lane;
-	bool room = false;
+	bool room;
 
 	spin_lock_bh(&stream->lane_lock);
-	lane = stream->lane;
-	if (lane)
-		room = READ_ONCE(lane->tx.head) -
-			       READ_ONCE(lane->tx.theirs->rx_tail) <=
-		       lane->tx.size - lane->tx.size / 4;
+	room = stream->lane && stream_has_room(stream->lane);
 	spin_unlock_bh(&stream->lane_lock);
 	return room;
 }
@@ -248,19 +240,18 @@ static bool call_memory_is_free(const struct sock *sk, int wake)
 static void count_bytes(struct stream *stream, int *in, int *out)
 {
 	const struct vmloop_lane *lane;
-	u32 before;
+	s32 before;
 
 	spin_lock_bh(&stream->lane_lock);
 	lane = stream->lane;
 	if (READ_ONCE(stream->heard)) {
 		before = READ_ONCE(stream->seq) -
 			 READ_ONCE(tcp_sk(stream->sk)->copied_seq);
-		*in = min_t(u32, *in, before) + readable_bytes(stream);
+		/* Behind that TCP has what is ours. A FIN counts as a byte. */
+		*in = min(*in, max(before, 0)) + readable_bytes(stream);
 	}
 	if (lane && READ_ONCE(stream->tx) == STREAM_TX_RING)
-		*out += min(READ_ONCE(lane->tx.head) -
-				    READ_ONCE(lane->tx.theirs->rx_tail),
-			    lane->tx.size);
+		*out += stream_untaken(lane);
 	spin_unlock_bh(&stream->lane_lock);
 }
 
@@ -396,7 +387,6 @@ static bool close_later(struct stream *stream)
 	sock_graft(sk, orphan);
 	orphan->state = SS_CONNECTED;
 	release_sock(sk);
-	set_bit(STREAM_STAYS, &stream->flags);
 	WRITE_ONCE(stream->orphan, orphan);
 	stream_queue(stream, 0);
 	return true;
@@ -511,7 +501,8 @@ static int wait_and_accept(struct socket *sock, struct socket *newsock,
 			break;
 		}
 		if (READ_ONCE(sock->ops) == base) {
-			err = stream_make_anew();
+			err = stream_may_make_anew() ? stream_make_anew() :
+						       -ERESTARTSYS;
 			break;
 		}
 		left = wait_woken(&wait, TASK_INTERRUPTIBLE, left);

@@ -12,7 +12,12 @@
 
 #include "stream.h"
 
-/** stream_lane_open() - a stream gets a lane; both know each other now */
+/**
+ * stream_lane_open() - a stream gets a lane; both know each other now
+ * @lane: the lane, whose priv is the stream
+ *
+ * Return: 0; -EBUSY while the one before is not done with.
+ */
 int stream_lane_open(struct vmloop_lane *lane)
 {
 	struct stream *stream = lane->priv;
@@ -81,9 +86,8 @@ static void copy_unsent(struct stream *stream)
 {
 	struct vmloop_ring_tx *tx = &stream->held->tx;
 	u32 account = vmloop_ring_account(tx);
-	u32 size;
 	const void *from;
-	u32 bytes;
+	u32 size, bytes;
 
 	lockdep_assert_held(&stream->tx_ring);
 	/* The hello, or a part of it, may be among it. */
@@ -95,8 +99,9 @@ static void copy_unsent(struct stream *stream)
 		return;
 	}
 	while (stream->unsent_size < size) {
-		bytes = vmloop_ring_unread(tx, account - size +
-						       stream->unsent_size, &from);
+		bytes = vmloop_ring_unread(tx,
+					   account - size + stream->unsent_size,
+					   &from);
 		bytes = min(bytes, size - stream->unsent_size);
 		if (!bytes)
 			break;
@@ -176,30 +181,6 @@ void stream_lane_event(struct vmloop_lane *lane)
 	tasklet_schedule(&stream->bell);
 }
 
-static u32 room(const struct vmloop_lane *lane)
-{
-	/* A hint: positions that move, one of them the peer's. */
-	return lane->tx.size - min(lane->tx.size,
-				   READ_ONCE(lane->tx.head) -
-					   READ_ONCE(lane->tx.theirs->rx_tail));
-}
-
-/*
- * Who polls is told of each arrival, though nothing was read: an edge. Asks for the
- * next doorbell in the reader's place; lane_lock keeps the two apart. Returns whether
- * more has come meanwhile.
- */
-static bool ask_again(struct vmloop_lane *lane)
-{
-	u32 head = READ_ONCE(lane->rx.theirs->tx_head);
-
-	/* A position that is only compared, by the peer. */
-	WRITE_ONCE(lane->rx.ours->rx_wake, head);
-	/* Pairs with the barrier of vmloop_ring_publish(). */
-	virt_mb();
-	return READ_ONCE(lane->rx.theirs->tx_head) != head;
-}
-
 /** stream_ring_bell() - wake those who wait for the ring; softirq */
 void stream_ring_bell(struct tasklet_struct *bell)
 {
@@ -212,10 +193,11 @@ void stream_ring_bell(struct tasklet_struct *bell)
 	    READ_ONCE(stream->heard)) {
 		work = false;
 		readable = vmloop_ring_moved(&stream->lane->rx);
+		/* Who polls is told of each arrival, though nothing was read: an edge. */
 		if (readable && READ_ONCE(stream->polled) &&
-		    ask_again(stream->lane))
+		    !vmloop_ring_wait_next(&stream->lane->rx))
 			tasklet_schedule(&stream->bell);
-		writable = room(stream->lane) >= stream->lane->tx.size / 4;
+		writable = stream_has_room(stream->lane);
 	}
 	spin_unlock(&stream->lane_lock);
 	if (work)

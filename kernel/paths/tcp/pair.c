@@ -22,7 +22,7 @@
 #include "stream.h"
 #include "compat.h"
 
-/* Asked again after so many times as many bytes. */
+/* After a refusal so many times as much must go by TCP before the next try. */
 #define AGAIN	4
 #define AGAIN_MAX	4096
 
@@ -37,10 +37,10 @@ static bool peer_behind(const struct sock *sk, const struct dst_entry *dst,
 	struct neighbour *neighbour;
 	const void *address;
 
-	/* What any user can make says nothing of whose address that is. */
 	/* What policy encrypts is not to go in the clear. */
 	if (compat_dst_is_encrypted(dst))
 		return false;
+	/* What any user can make says nothing of whose address that is. */
 	if (dst->dev->addr_len != ETH_ALEN || (dst->dev->flags & IFF_LOOPBACK) ||
 	    dev_net(dst->dev)->user_ns != &init_user_ns)
 		return false;

@@ -77,7 +77,7 @@ static int get(struct stream *stream, struct msghdr *msg, size_t size, int flags
 {
 	struct vmloop_lane *lane = stream->held;
 	size_t done = 0, copied;
-	bool fault = false;
+	bool fault = false, rings;
 	const void *from;
 	u32 bytes;
 
@@ -109,10 +109,17 @@ static int get(struct stream *stream, struct msghdr *msg, size_t size, int flags
 	} else {
 		/* Whoever waits for an edge is told of the next byte, read or not. */
 		spin_lock_bh(&stream->lane_lock);
-		vmloop_ring_wait_bytes(&lane->rx,
-				       min(lane->rx.head - lane->rx.tail + 1,
-					   lane->rx.size));
+		rings = vmloop_ring_wait_bytes(&lane->rx,
+					       min(lane->rx.head -
+							   lane->rx.tail + 1,
+						   lane->rx.size));
 		spin_unlock_bh(&stream->lane_lock);
+		/* Came after we had looked: nobody rings for that. */
+		if (!rings && done && READ_ONCE(stream->polled)) {
+			local_bh_disable();
+			stream->sk->sk_data_ready(stream->sk);
+			local_bh_enable();
+		}
 	}
 	if (done)
 		return done;

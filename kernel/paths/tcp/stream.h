@@ -10,7 +10,7 @@
  *
  *   the core mutex
  *   tx_mutex, rx_mutex		a stream's; held over calls of TCP, which may fault
- *				memory in: never taken under the core mutex
+ *				memory in: never waited for under the core mutex
  *   the socket's lock
  *   tx_ring, rx_ring		a stream's; held for a copy, with page faults off
  *   lane_lock			a stream's; bottom halves off
@@ -258,6 +258,30 @@ static inline bool stream_is_up(const struct stream *stream)
 {
 	/* Pairs with the release in stream_lane_up(). */
 	return smp_load_acquire(&stream->up);
+}
+
+/*
+ * Bytes in a lane's rings, by a look at positions that move, one of each pair the
+ * peer's: hints. The lane's rings must not go meanwhile.
+ */
+static inline u32 stream_untaken(const struct vmloop_lane *lane)
+{
+	return min(READ_ONCE(lane->tx.head) -
+			   READ_ONCE(lane->tx.theirs->rx_tail),
+		   lane->tx.size);
+}
+
+static inline u32 stream_arrived(const struct vmloop_lane *lane)
+{
+	return min(READ_ONCE(lane->rx.theirs->tx_head) -
+			   READ_ONCE(lane->rx.tail),
+		   lane->rx.size);
+}
+
+/* A quarter of our ring is free: so much a sender waits for. */
+static inline bool stream_has_room(const struct vmloop_lane *lane)
+{
+	return stream_untaken(lane) <= lane->tx.size - lane->tx.size / 4;
 }
 
 /* main.c */

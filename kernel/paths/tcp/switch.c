@@ -179,7 +179,7 @@ void stream_keep(struct stream *stream)
 static void go_over(struct stream *stream)
 {
 	struct vmloop_lane *lane = stream->held;
-	bool over = false, late;
+	bool changed = false, late;
 
 	if (stream->tx == STREAM_TX_TCP && !READ_ONCE(stream->down) &&
 	    !say_hello(stream)) {
@@ -197,7 +197,7 @@ static void go_over(struct stream *stream)
 		mutex_lock(&stream->rx_ring);
 		stream_keep(stream);
 		mutex_unlock(&stream->rx_ring);
-		over = true;
+		changed = true;
 	}
 
 	mutex_lock(&stream->tx_ring);
@@ -205,14 +205,14 @@ static void go_over(struct stream *stream)
 	    !vmloop_ring_wait_read(&lane->tx, lane->tx.head) &&
 	    !lane->tx.broken) {
 		WRITE_ONCE(stream->tx, STREAM_TX_RING);
-		over = true;
+		changed = true;
 	}
 	if (lane->tx.broken && !stream->down)
 		vmloop_lane_broken(lane, lane->tx.broken);
 	late = stream->tx == STREAM_TX_SAID &&
 	       time_after(jiffies, stream->said + SAID_TIME);
 	mutex_unlock(&stream->tx_ring);
-	if (over)
+	if (changed)
 		wake(stream);
 	else if (late)
 		vmloop_lane_shut(lane, VMLOOP_REASON_NONE);
@@ -301,17 +301,25 @@ static int send_rest(struct stream *stream)
 	return 0;
 }
 
+/* An error that is told is not the end of the connection yet. */
+static bool is_gone(const struct stream *stream)
+{
+	return test_bit(STREAM_DEAD, &stream->flags) ||
+	       READ_ONCE(stream->sk->sk_state) == TCP_CLOSE;
+}
+
 /**
  * stream_reset() - end a connection as TCP does when it cannot go on
- * @stream: its stream
+ * @stream: its stream; one that has ended is left as it is
  */
 void stream_reset(struct stream *stream)
 {
-	struct sock *sk = stream->sk;
-
+	if (is_gone(stream))
+		return;
 	stream_count(STREAM_RESET, 1);
 	if (stream_base[stream->family]->diag_destroy)
-		stream_base[stream->family]->diag_destroy(sk, ECONNRESET);
+		stream_base[stream->family]->diag_destroy(stream->sk,
+							  ECONNRESET);
 }
 
 /* What is to be known is known, and what was to be sent again was: TCP goes on. */
@@ -347,13 +355,6 @@ static void go_on(struct stream *stream)
 	wake(stream);
 }
 
-/* An error that is told is not the end of the connection yet. */
-static bool is_gone(const struct stream *stream)
-{
-	return test_bit(STREAM_DEAD, &stream->flags) ||
-	       READ_ONCE(stream->sk->sk_state) == TCP_CLOSE;
-}
-
 /* Both ways are told of. 0; -EAGAIN; or why the connection cannot go on. */
 static int settle(struct stream *stream)
 {
@@ -385,7 +386,7 @@ static void come_back(struct stream *stream)
 			return;
 		}
 	}
-	if (err && !is_gone(stream))
+	if (err)
 		stream_reset(stream);
 	go_on(stream);
 }
@@ -397,15 +398,14 @@ static void catch_up(struct stream *stream)
 	struct socket *orphan = stream->orphan;
 	struct sock *sk = stream->sk;
 
-	if (test_bit(STREAM_DEAD, &stream->flags) && !orphan)
-		return;
 	if (orphan) {
 		stream_get_over(stream);
 		stream->orphan = NULL;
 		sock_release(orphan);
 		return;
 	}
-	if (!test_bit(STREAM_SHUT, &stream->flags))
+	if (!test_bit(STREAM_SHUT, &stream->flags) ||
+	    test_bit(STREAM_DEAD, &stream->flags))
 		return;
 	lock_sock(sk);
 	if ((1 << sk->sk_state) & (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT)) {
@@ -427,7 +427,7 @@ void stream_work(struct work_struct *work)
 		if (test_bit(STREAM_WANTED, &stream->flags))
 			stream_open_lane(stream);
 	} else {
-		/* Pairs with the release in stream_lane_ended(). */
+		/* Pairs with the release in lane.c's decide(). */
 		if (smp_load_acquire(&stream->ended)) {
 			come_back(stream);
 		} else if (stream_is_up(stream)) {
@@ -447,7 +447,9 @@ void stream_work(struct work_struct *work)
 
 /**
  * stream_get_over() - take what TCP has for us, if nothing is before it
- * @stream: a stream that nobody reads any more
+ * @stream: the stream; somebody may read it beside us
+ *
+ * Context: process context, with none of the stream's mutexes.
  */
 void stream_get_over(struct stream *stream)
 {

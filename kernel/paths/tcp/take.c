@@ -333,20 +333,29 @@ static int learn(unsigned int i, int family)
 
 int stream_take_init(void)
 {
+	unsigned int i;
 	int err;
 
 	err = learn(0, AF_INET);
 	if (err)
-		return err;
+		goto err_learn;
 	err = learn(1, AF_INET6);
 	if (err && err != -EAFNOSUPPORT)
-		return err;
+		goto err_learn;
 	for_each_kernel_tracepoint(find_point, &state_point);
-	if (!state_point) {
+	err = -ENOENT;
+	if (state_point)
+		err = tracepoint_probe_register(state_point, state_changes,
+						NULL);
+	else
 		pr_err("vmloop_tcp: this kernel has no tracepoint sock:inet_sock_set_state: use one with CONFIG_TRACEPOINTS=y\n");
-		return -ENOENT;
-	}
-	return tracepoint_probe_register(state_point, state_changes, NULL);
+	if (!err)
+		return 0;
+err_learn:
+	/* Nobody has been given one. */
+	for (i = 0; i < STREAM_FAMILIES; i++)
+		kfree(stream_ops[i]);
+	return err;
 }
 
 /*
