@@ -23,8 +23,10 @@ from .page import write_page
 GUESTS_ON_A_BRIDGE = 100
 CHANNELS_OF_A_GUEST = 10
 """That it asks for; as many more are asked for by others."""
+OF_A_GUEST = 18
+"""Descriptors of the agent: 4, and 7 for each channel in the making, 4 at once for each guest, in two of them."""
 SPARE = 1500
-"""Descriptors that the agent has beyond guests and channels: of travellers, and of channels that are made."""
+"""Descriptors that the agent has beyond that, also of guests that come and go."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,6 @@ class Size:
     """A host."""
 
     guests: int
-    channels: int
-    """For each guest."""
 
     @property
     def bridges(self) -> int:
@@ -42,18 +42,16 @@ class Size:
 
     @property
     def descriptors(self) -> int:
-        """That the agent needs: 5 for a guest and 2 for a channel (host/vmloopd/src/limits.rs)."""
-        return 5 * self.guests + 2 * self.guests * self.channels + SPARE
+        """That the agent needs at most (host/vmloopd/src/limits.rs)."""
+        return OF_A_GUEST * self.guests + SPARE
 
 
 def sizes(guests: list[int], most: int) -> list[Size]:
-    """Hosts with so many guests, and as many channels as ``most`` descriptors of the agent allow."""
-    found = []
-    for count in guests:
-        fit = (most - SPARE - 5 * count) // (2 * count)
-        if fit < 1:
-            raise SystemExit(f"{count} guests take more than {most} descriptors; raise the limit (ulimit -Hn)")
-        found.append(Size(count, min(CHANNELS_OF_A_GUEST, fit)))
+    """Hosts with so many guests, for which ``most`` descriptors of the agent suffice."""
+    found = [Size(count) for count in guests]
+    for size in found:
+        if size.descriptors > most:
+            raise SystemExit(f"{size.guests} guests may take over {most} descriptors; raise the limit (ulimit -Hn)")
     return found
 
 
@@ -73,7 +71,7 @@ def measure(program: Path, size: Size, options: argparse.Namespace) -> dict[str,
     words = {
         "guests": size.guests,
         "bridges": size.bridges,
-        "channels": size.channels,
+        "channels": CHANNELS_OF_A_GUEST,
         "rounds": options.rounds,
         "disturbed": options.disturbed,
     }
@@ -107,8 +105,6 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     all_measured: list[dict[str, Any]] = []
     for size in sizes(options.guests, most):
-        if size.channels < CHANNELS_OF_A_GUEST:
-            print(f"{size.guests} guests: {size.channels} channels each, as descriptors end at {most}", file=sys.stderr)
         all_measured.append(measure(program, size, options))
         (options.out / "agent.json").write_text(json.dumps([entry(one) for one in all_measured], indent=1) + "\n")
         (options.out / "agent-details.json").write_text(json.dumps(all_measured, indent=1) + "\n")

@@ -7,30 +7,28 @@
 /// Of an agent without guests: log, API, netlink, inotify, signals, metrics,
 /// and some clients at once.
 pub const BASE: u64 = 256;
-/// Of a QEMU guest: QMP, pidfd, two doorbells and the socket behind the control
-/// device.
-pub const GUEST: u64 = 5;
-/// Of a channel between two QEMU guests: the socket behind each of the two
-/// devices. Memory and doorbells are closed as soon as both QEMUs have them.
-pub const CHANNEL: u64 = 2;
-/// More, for a channel that is being made: memory, two doorbells, and QEMU's
-/// ends of the two sockets.
-pub const MAKING: u64 = 5;
+/// Of a QEMU guest: QMP, pidfd, and the two doorbells of its control device. A channel
+/// that is open takes none: its memory, its doorbells and the sockets behind its devices
+/// are QEMU's alone then.
+pub const GUEST: u64 = 4;
+/// More, while its control device is made: memory, and both ends of a socket.
+pub const CONTROL: u64 = 3;
+/// Of a channel between two QEMU guests while it is made: memory, two doorbells, and
+/// both ends of a socket for each of the two devices.
+pub const MAKING: u64 = 7;
 
 /// Channels of one guest that are made at once; others wait for them.
 pub const AT_ONCE: usize = 4;
 
-/// What so many guests take that have `channels` each, of which all make as many at
-/// the same time as they may.
-pub const fn descriptors(guests: u64, channels: u64) -> u64 {
+/// What so many guests take at most: all have control devices made at the same time,
+/// and as many channels as they may.
+pub const fn descriptors(guests: u64) -> u64 {
     let making = guests * AT_ONCE as u64 / 2;
-    BASE + guests * GUEST + guests * channels / 2 * CHANNEL + making * MAKING
+    BASE + guests * (GUEST + CONTROL) + making * MAKING
 }
 
 #[cfg(test)]
 mod tests {
-    use vmloop_policy::Policy;
-
     use super::*;
 
     const UNIT: &str = include_str!("../../../packaging/debian/vmloop-agent.vmloopd.service");
@@ -41,8 +39,8 @@ mod tests {
 
     #[test]
     fn the_unit_grants_what_a_thousand_guests_take() {
-        let needed = descriptors(1000, Policy::default().max_channels.into());
-        assert_eq!(needed, 271_256);
+        let needed = descriptors(1000);
+        assert_eq!(needed, 21_256);
         let [limit] = setting("LimitNOFILE")[..] else { panic!("one LimitNOFILE") };
         let limit: u64 = limit.parse().expect("a number");
         // The kernel's own bound for a process, fs.nr_open, is 1,048,576.

@@ -5,7 +5,8 @@
 //! device is made, we write the whole conversation (docs/specs/ivshmem-spec in
 //! QEMU's tree) into a socket pair before QEMU gets its end, by `getfd`, so
 //! that no path exists that anybody else could connect to, and QEMU never
-//! waits for us. Our end stays open, silent, until the device is gone.
+//! waits for us. Our end goes as soon as QEMU has read all of that: a device needs
+//! its server for nothing else, and a host may have ten thousand of them.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -14,12 +15,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-    sendmsg, socketpair,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags,
+    SocketType, sendmsg, shutdown, socketpair,
 };
 use serde_json::{Value, json};
+use tokio::io::unix::AsyncFd;
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::{Instant, sleep, timeout_at};
+use vmloop_abi::readiness::readable;
 use vmloop_qmp::{self as qmp, Qmp};
 
 use super::slots::{self, Kind, NoSlot};
@@ -100,28 +103,40 @@ pub struct Ready {
     device: String,
     chardev: String,
     size: u64,
-    server: OwnedFd,
+    server: AsyncFd<OwnedFd>,
 }
 
-impl Ready {
-    fn plugged(self) -> Plugged {
-        let Self { device, chardev, server, .. } = self;
-        Plugged { device, chardev, _server: Some(server) }
-    }
-}
-
-/// A device that is plugged. Keep until [`Slots::unplug`] is done with it.
+/// A device that is plugged, by its id and that of its character device; nothing of
+/// ours is behind it. It ends with [`Slots::unplug`].
 pub struct Plugged {
     device: String,
     chardev: String,
-    _server: Option<OwnedFd>,
 }
 
 impl Plugged {
     /// A device of an earlier agent.
     pub fn found(device: String, chardev: String) -> Self {
-        Self { device, chardev, _server: None }
+        Self { device, chardev }
     }
+}
+
+/// Closes the server's end of a conversation, in the background, once QEMU has read all
+/// of it, has lost the device, or has ended. Until then only writing is shut down: QEMU
+/// takes an end that is closed for a reason to read no further (POLLHUP,
+/// `tcp_chr_hup()` in its chardev/char-socket.c), and the device would lack doorbells.
+/// At the end of what there is to read QEMU closes its own end.
+fn let_go(server: AsyncFd<OwnedFd>) {
+    // Fails only if QEMU has closed its end already.
+    let _ = shutdown(server.get_ref(), Shutdown::Write);
+    tokio::spawn(async move {
+        // Devices say nothing: anything but "not yet" is the end.
+        while let Ok(mut ready) = server.readable().await {
+            match rustix::io::read(server.get_ref(), &mut [0; 1]) {
+                Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),
+                _ => break,
+            }
+        }
+    });
 }
 
 fn message(to: BorrowedFd<'_>, value: i64, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
@@ -140,7 +155,7 @@ fn message(to: BorrowedFd<'_>, value: i64, fd: Option<BorrowedFd<'_>>) -> io::Re
 
 /// A socket pair with everything said on it that a device needs to hear: our
 /// end and QEMU's.
-fn conversation(spec: &Spec<'_>) -> io::Result<(OwnedFd, OwnedFd)> {
+fn conversation(spec: &Spec<'_>) -> io::Result<(AsyncFd<OwnedFd>, OwnedFd)> {
     let (ours, theirs) = socketpair(
         AddressFamily::UNIX,
         SocketType::STREAM,
@@ -153,7 +168,7 @@ fn conversation(spec: &Spec<'_>) -> io::Result<(OwnedFd, OwnedFd)> {
     message(to, -1, Some(spec.memory))?;
     message(to, i64::from(spec.other.0), Some(spec.other.1))?;
     message(to, i64::from(spec.own.0), Some(spec.own.1))?;
-    Ok((ours, theirs))
+    Ok((readable(ours)?, theirs))
 }
 
 /// The places of one machine for devices. Clones share it.
@@ -227,17 +242,14 @@ impl Slots {
             tracing::warn!(device = ready.device, "QEMU answers again; undoing what it did late");
             // It is still there if the character device could not be made.
             let _ = slots.qmp.execute("closefd", json!({"fdname": ready.chardev})).await;
-            let plugged = ready.plugged();
-            while slots.remove_once(&plugged.device).await == Deleted::NotYet {}
-            slots.remove_last(plugged).await;
+            while slots.remove_once(&ready.device).await == Deleted::NotYet {}
+            slots.discard(ready).await;
         });
     }
 
     /// Undoes [`Slots::prepare`].
     pub async fn discard(&self, ready: Ready) {
-        if let Err(error) = self.remove_chardev(&ready.chardev).await {
-            tracing::warn!(chardev = ready.chardev, %error, "chardev left behind");
-        }
+        self.remove_last(&ready.chardev).await;
         // Only now may the server's socket go: `ready` ends here.
     }
 
@@ -300,7 +312,11 @@ impl Slots {
             device["bus"] = Value::from(bus);
         }
         match self.qmp.execute("device_add", device).await {
-            Ok(_) => Ok(ready.plugged()),
+            Ok(_) => {
+                let Ready { device, chardev, server, .. } = ready;
+                let_go(server);
+                Ok(Plugged { device, chardev })
+            }
             Err(error @ qmp::Error::Timeout(_)) => {
                 self.reconcile(ready);
                 Err(error.into())
@@ -333,7 +349,7 @@ impl Slots {
                 }
             }
         }
-        self.remove_last(plugged).await;
+        self.remove_last(&plugged.chardev).await;
     }
 
     /// Asks once for a device to be given back; the caller has the turn.
@@ -350,12 +366,10 @@ impl Slots {
     }
 
     /// Removes the character device of a device that is gone.
-    async fn remove_last(&self, plugged: Plugged) {
-        if let Err(error) = self.remove_chardev(&plugged.chardev).await {
-            tracing::warn!(chardev = plugged.chardev, %error, "chardev left behind");
+    async fn remove_last(&self, chardev: &str) {
+        if let Err(error) = self.remove_chardev(chardev).await {
+            tracing::warn!(chardev, %error, "chardev left behind");
         }
-        // Only now may the server's socket go: `plugged` ends here.
-        drop(plugged);
     }
 
     async fn deleted(&self, events: &mut qmp::Events, id: &str) -> Deleted {
@@ -421,6 +435,7 @@ mod tests {
     use std::io::IoSliceMut;
     use std::os::fd::AsRawFd;
 
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
     use vmloop_abi::memory;
 
@@ -439,6 +454,9 @@ mod tests {
             RecvFlags::CMSG_CLOEXEC,
         )
         .ok()?;
+        if got.bytes == 0 {
+            return None;
+        }
         assert_eq!(got.bytes, 8);
         let mut fds: Vec<OwnedFd> = control
             .drain()
@@ -458,27 +476,79 @@ mod tests {
         })
     }
 
-    #[test]
-    fn what_a_device_hears() {
-        let header = memory::channel_header(memory::RING_MIN, memory::Layout::Table);
-        let memory = memory::create("test", &header).expect("memfd");
-        let (own, other) = (doorbell().expect("eventfd"), doorbell().expect("eventfd"));
-        let spec = Spec {
-            device: "d".into(),
-            chardev: "c".into(),
-            memory: memory.as_fd(),
-            size: header.size,
-            own: (14, own.as_fd()),
-            other: (15, other.as_fd()),
-        };
-        let (ours, theirs) = conversation(&spec).expect("a socket pair");
+    /// What to make a device of.
+    struct Parts {
+        memory: OwnedFd,
+        size: u64,
+        doorbells: [OwnedFd; 2],
+    }
+
+    impl Parts {
+        fn new() -> Self {
+            let header = memory::channel_header(memory::RING_MIN, memory::Layout::Table);
+            let memory = memory::create("test", &header).expect("memfd");
+            let doorbells = [(); 2].map(|()| doorbell().expect("eventfd"));
+            Self { memory, size: header.size, doorbells }
+        }
+
+        fn spec(&self) -> Spec<'_> {
+            Spec {
+                device: "d".into(),
+                chardev: "c".into(),
+                memory: self.memory.as_fd(),
+                size: self.size,
+                own: (14, self.doorbells[0].as_fd()),
+                other: (15, self.doorbells[1].as_fd()),
+            }
+        }
+    }
+
+    /// What a socket has for who polls it.
+    fn polled(fd: &OwnedFd) -> PollFlags {
+        let mut fds = [PollFd::new(fd, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).expect("a poll");
+        fds[0].revents()
+    }
+
+    #[tokio::test]
+    async fn a_socket_goes_when_qemu_has_read_all_of_it() {
+        let (ours, theirs) = conversation(&Parts::new().spec()).expect("a socket pair");
+        let_go(ours);
+        let mut heard = 0;
+        while hear(&theirs).is_some_and(|(_, fd)| fd.is_some() || heard < 2) {
+            heard += 1;
+            // Whatever the runtime had to do.
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+            // QEMU reads no further when it sees this.
+            assert!(!polled(&theirs).contains(PollFlags::HUP), "after {heard} messages");
+        }
+        assert_eq!(heard, 5);
+        let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+        assert_eq!(alive(), 1);
+        // The end of what it can read, where QEMU closes its own.
+        assert_eq!(rustix::io::read(&theirs, &mut [0; 8]), Ok(0));
+        drop(theirs);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while alive() > 0 {
+            assert!(Instant::now() < deadline, "the server's end stays");
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_device_hears() {
+        let parts = Parts::new();
+        let (ours, theirs) = conversation(&parts.spec()).expect("a socket pair");
+        let Parts { memory, size: region_size, doorbells: [own, other] } = parts;
 
         assert!(matches!(hear(&theirs), Some((0, None))));
         assert!(matches!(hear(&theirs), Some((14, None))));
         let Some((-1, Some(region))) = hear(&theirs) else { panic!("no memory") };
         assert_eq!(inode(&region), inode(&memory));
         let size = File::from(region).metadata().expect("its size").len();
-        assert_eq!(size, header.size);
+        assert_eq!(size, region_size);
         let Some((15, Some(ring_other))) = hear(&theirs) else { panic!("no doorbell of 15") };
         let Some((14, Some(ring_own))) = hear(&theirs) else { panic!("no doorbell of 14") };
         assert!(hear(&theirs).is_none(), "nothing more is said");

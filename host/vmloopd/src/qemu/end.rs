@@ -107,8 +107,5 @@ impl GuestEnd for End {
         })
     }
 
-    fn leave(self: Box<Self>) {
-        // The server's socket stays open until the agent is gone.
-        std::mem::forget(self.plugged);
-    }
+    fn leave(self: Box<Self>) {}
 }
