@@ -217,10 +217,15 @@ impl Broker {
         self.told = Some(scene.clone());
         let view = scene.view(&self.policy, &self.judge);
         let mut forbidden = Vec::new();
-        for (key, channel) in self.channels.iter() {
-            let [a, b] = channel.sides.each_ref().map(|side| scene.at(side.guest));
-            let (Some(a), Some(b)) = (a, b) else { continue };
-            if (affected[a] || affected[b]) && view.links(a, b).is_empty() {
+        for (one, guest) in scene.keys.iter().enumerate().filter(|(at, _)| affected[*at]) {
+            for key in self.channels.of(*guest) {
+                let Some(channel) = self.channels.get(key) else { continue };
+                let peer = channel.sides.iter().find(|side| side.guest != *guest);
+                let Some(other) = peer.and_then(|side| scene.at(side.guest)) else { continue };
+                // Where both are, it is looked at once.
+                if (affected[other] && other < one) || !view.links(one, other).is_empty() {
+                    continue;
+                }
                 let gone = channel.sides.iter().any(|side| self.lacks_interfaces(side.guest));
                 let why = if gone { shm::VMLOOP_CLOSE_PEER_GONE } else { shm::VMLOOP_CLOSE_POLICY };
                 forbidden.push((key, why));

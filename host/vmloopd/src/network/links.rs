@@ -66,6 +66,10 @@ pub struct Link {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Links {
     links: HashMap<u32, Link>,
+    /// index by name
+    names: HashMap<String, u32>,
+    /// index of what is above an interface for a VLAN
+    above: HashMap<(u32, u16), u32>,
     /// how often the host's routes have changed
     pub(super) routes: u64,
     /// what is no matter of single interfaces
@@ -116,7 +120,21 @@ pub struct Port {
 impl Links {
     /// From interfaces by index.
     pub fn new(links: impl IntoIterator<Item = (u32, Link)>) -> Self {
-        Self { links: links.into_iter().collect(), ..Self::default() }
+        let mut all = Self::default();
+        for (index, link) in links {
+            all.insert(index, link);
+        }
+        all
+    }
+
+    /// Adds an interface; of what a list has twice the lowest index is found.
+    fn insert(&mut self, index: u32, link: Link) {
+        let lowest = |found: &mut u32| *found = index.min(*found);
+        self.names.entry(link.name.clone()).and_modify(lowest).or_insert(index);
+        if link.below != 0 && link.vlan != 0 {
+            self.above.entry((link.below, link.vlan)).and_modify(lowest).or_insert(index);
+        }
+        self.links.insert(index, link);
     }
 
     /// The host's interface of an index, as a router.
@@ -134,16 +152,15 @@ impl Links {
         if !itself.vlan_filtering {
             return self.gateway(bridge);
         }
-        let above = self.links.iter().find(|(_, link)| link.below == bridge && link.vlan == vlan);
-        match above {
-            Some((index, _)) => self.gateway(*index),
+        match self.above.get(&(bridge, vlan)) {
+            Some(index) => self.gateway(*index),
             None if itself.pvid == vlan => self.gateway(bridge),
             None => None,
         }
     }
 
     fn named(&self, name: &str) -> Option<(&u32, &Link)> {
-        self.links.iter().find(|(_, link)| link.name == name)
+        self.links.get_key_value(self.names.get(name)?)
     }
 
     /// Whether the host has an interface of that name.
@@ -262,7 +279,7 @@ impl Links {
                 _ => {}
             }
         }
-        self.links.insert(message.header.index, link);
+        self.insert(message.header.index, link);
     }
 
     pub(super) fn take_qdisc(&mut self, message: &TcMessage) {
