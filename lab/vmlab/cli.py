@@ -15,6 +15,9 @@ from .kernels import SERIES
 KERNELS = f"{', '.join(SERIES)}, or the newest's version, as in 7.3"
 NAME = click.option("--name", default="lab", show_default=True, metavar="LAB", help="Which lab.")
 
+STATUS_WIDTH = 1000
+"""Columns that the table of a lab may have; it takes some 150."""
+
 
 class Group(click.Group):
     """Shows the lab's own errors as one line."""
@@ -230,8 +233,8 @@ def status(name: str, as_json: bool) -> None:
             bridge,
             str(guest["mtu"]),
         )
-    # A file or a pipe has no width: no column is cut for it.
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    # No column is cut, however narrow the terminal is; a file or a pipe has no width.
+    Console(width=STATUS_WIDTH).print(table)
 
 
 @main.command()
