@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """No circle between the files of a Rust crate."""
 
+import re
 import sys
 from pathlib import Path, PurePosixPath
 
@@ -25,6 +26,55 @@ def test_crates_are_seen() -> None:
 def test_no_circle(name: str) -> None:
     circles = CRATES[name].circles()
     assert not circles, f"host/{name}:\n" + "\n".join(circles)
+
+
+def pictures(text: str) -> list[list[list[str]]]:
+    """Names in the rows of each picture of the agent: what stands before the explanations, which begin where the
+    first row's does."""
+    found = []
+    section = text.split("\n## The agent\n")[1].split("\n## ")[0]
+    for block in section.split("```\n")[1::2]:
+        lines = block.splitlines()
+        column = [gap.end() for gap in re.finditer(" {3,}", lines[0])][-1]
+        found.append([re.findall(r"[a-z_]+(?:::[a-z_]+)?", line[:column]) for line in lines])
+    return found
+
+
+def arrows_up(rows: list[list[str]], room: str, needs: dict[tuple[str, ...], set[tuple[str, ...]]]) -> list[str]:
+    """Modules that need one of a higher row; ``room`` is where most of the names are."""
+    level: dict[tuple[str, ...], int] = {}
+    for number, row in enumerate(rows):
+        for name in row:
+            path = tuple(name.split("::"))
+            for module in ((room, *path), path):
+                if any(one[: len(module)] == module for one in needs):
+                    level.setdefault(module, number)
+
+    def row_of(module: tuple[str, ...]) -> int | None:
+        return next((level[module[:end]] for end in range(len(module), 0, -1) if module[:end] in level), None)
+
+    return [
+        f"{'::'.join(one)} -> {'::'.join(other)}"
+        for one in sorted(needs)
+        for other in sorted(needs[one])
+        if (above := row_of(other)) is not None and (below := row_of(one)) is not None and above < below
+    ]
+
+
+AGENT, NETWORK = pictures((TOP / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("rows", "room"), [(AGENT, "broker"), (NETWORK, "network")])
+def test_pictures_are_what_files_import(rows: list[list[str]], room: str) -> None:
+    needs = CRATES["vmloopd"].needs()
+    assert not arrows_up(rows, room, needs)
+    assert arrows_up(rows[::-1], room, needs), "the test sees none at all"
+
+
+def test_picture_has_all_rooms() -> None:
+    names = {name.split("::")[-1] for row in AGENT for name in row}
+    rooms = {module[1] for module in CRATES["vmloopd"].needs() if module[:1] == ("broker",) and len(module) > 1}
+    assert rooms <= names, rooms - names
 
 
 def crate(**files: str) -> Crate:
