@@ -170,7 +170,7 @@ def test_what_bounds_the_service(service: Host) -> None:
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
     assert int(process(service, 1)["CapBnd"], 16) & ~wanted, "process 1 has more"
     limits = service.run(["cat", f"/proc/{pid}/limits"]).out
-    assert [line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files")] == [["524288"] * 2]
+    assert [line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files")] == [["65536"] * 2]
     # Its own view of the file system: nothing can be written but below /run/vmloop.
     inside = ["nsenter", "-t", str(pid), "-m", "sh", "-c"]
     assert service.run([*inside, "touch /etc/vmloop/x"], check=False).code

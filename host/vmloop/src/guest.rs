@@ -249,3 +249,17 @@ fn row(peer: &Peer) -> Row {
         dropped: dropped(peer),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_channel() {
+        let status = Status { peers: 2, channels_up: 1, ..Status::default() };
+        let mut out = Vec::new();
+        show_status(&mut out, &status, &[]).expect("written");
+        let text = String::from_utf8_lossy(&out);
+        assert!(text.contains("peers       2 (1 channel up)\n"), "{text}");
+    }
+}

@@ -141,6 +141,8 @@ mod tests {
         assert_eq!(shorts, ["0", "12", "999", "1.2k", "99.9k", "123k", "9.9G", "1000P"]);
         assert_eq!([bytes(4 << 20), bytes(0), bytes(1000)], ["4 MiB", "0 B", "1000 B"]);
         assert_eq!(duration(3723), "1h2m");
+        let counts = [0, 1, 2].map(|number| plural(number, "channel"));
+        assert_eq!(counts, ["0 channels", "1 channel", "2 channels"]);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tokio::runtime::Runtime;
@@ -547,6 +548,149 @@ fn a_guest_that_floods() {
     }
     wait("all to be answered", || c.refused(2099).is_some() && c.refused(2036).is_some());
     assert_eq!(c.list("refused").len(), 64);
+}
+
+/// How long guests come and go beside one that floods; VMLOOP_FLOOD_SECONDS says otherwise.
+fn flood_seconds() -> u64 {
+    let said = std::env::var("VMLOOP_FLOOD_SECONDS").ok();
+    said.map_or(8, |text| text.parse().expect("seconds in VMLOOP_FLOOD_SECONDS"))
+}
+
+/// A domain that writes all that can be said, right and wrong, until it is to stop. What
+/// it has at once is less than a domain's quota of nodes.
+fn flood(enemy: &Modules<'_>, stop: &AtomicBool) -> u64 {
+    let (own, other) = (mac(enemy.domain, 0), mac(1, 0));
+    let long = "9".repeat(1900);
+    let mut written = 0;
+    while !stop.load(Ordering::Relaxed) {
+        written += 1;
+        let (round, number) = (written / 12, written / 12 % 500);
+        match written % 12 {
+            // Modules that begin again and again, and such that do not.
+            0 => enemy.say("hello", &format!("1 1 {:016x} 5 0.1.0 6.12", 0x1000 + round / 2000)),
+            1 if round % 2000 == 1000 => enemy.say("hello", &long),
+            // Addresses of others.
+            2 => enemy.say("address", &format!("2 {own} 10.0.0.1/24 {own} 10.0.0.{number}/24")),
+            3 => enemy.say("address", &format!("1 {other} 10.0.0.77/24")),
+            4 => enemy.say("address", &long),
+            5 => enemy.say(&format!("want/{}", 1 + round % 12), "0000000000000001 1"),
+            6 => enemy.say(&format!("want/{}", 1000 + number), "0000000000000001 1"),
+            7 => enemy.say("want/1", "\u{1b}[2J"),
+            8 => enemy.say(&format!("channel/{}", round % 50), "offer 1 2"),
+            9 => enemy.say("what/ever", "x"),
+            10 => enemy.say("stats", &format!("{number}")),
+            // All of it is looked at then.
+            _ if round % 500 == 0 => {
+                // Absent where it has just begun.
+                let path = format!("/local/domain/{}/data/vmloop/want", enemy.domain);
+                let _ = enemy.store.remove(enemy.domain, &path);
+            }
+            _ => enemy.say("stats/1/1", "-1"),
+        }
+        // A real one is asked over a ring, and answers before the next.
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    written
+}
+
+/// Loads the modules of a guest; returns when all of `near` know its address, and how
+/// long that took. Then it goes again.
+fn arrival(store: &Xenstored, domain: u32, incarnation: u64, near: &[Modules<'_>]) -> Duration {
+    let word = format!("peer/{domain}/interface/0");
+    let address = format!(" 10.0.0.{domain}/24");
+    let knows = |one: &Modules<'_>| one.told(&word).is_some_and(|text| text.ends_with(&address));
+    let begun = Instant::now();
+    let modules = Modules::load(store, domain, incarnation);
+    wait("all to know that it came", || near.iter().all(knows));
+    let took = begun.elapsed();
+    modules.unload();
+    wait("all to know that it went", || !near.iter().any(knows));
+    took
+}
+
+/// Memory of this process in bytes.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("a status");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
+}
+
+#[test]
+fn guests_that_come_and_go_beside_one_that_floods() {
+    const TRAVELLERS: std::ops::RangeInclusive<u32> = 4..=8;
+    let (_directory, store, agent) = begin(9);
+    let near = [1, 2, 3].map(|domain| Modules::load(&store, domain, domain.into()));
+    wait("all to know each other", || near.iter().all(|one| one.peers().len() == 2));
+    let mut incarnation = 100;
+    let mut all_come = |seconds: u64| {
+        let began = Instant::now();
+        let mut times = Vec::new();
+        while began.elapsed() < Duration::from_secs(seconds) {
+            let round = Instant::now();
+            for domain in TRAVELLERS {
+                incarnation += 1;
+                times.push(arrival(&store, domain, incarnation, &near));
+            }
+            // What the test itself keeps.
+            store.state().written.clear();
+            // One HELLO a second of a guest is answered at once.
+            std::thread::sleep(Duration::from_millis(1050).saturating_sub(round.elapsed()));
+        }
+        times.sort_unstable();
+        times
+    };
+    let percent = |times: &[Duration], part: usize| times[(times.len() * part).div_ceil(100) - 1];
+
+    let quiet = all_come(3);
+    let mut enemy = Modules::load(&store, 9, 0x99);
+    enemy.say("want/77", "0000000000000001 1");
+    let refusal = |enemy: &Modules<'_>| {
+        let all = enemy.list("refused").into_iter();
+        let said = all.filter_map(|peer| enemy.told(&format!("refused/{peer}")));
+        said.filter_map(|text| text.split(' ').nth(2)?.parse::<u64>().ok()).max()
+    };
+    wait("a refusal", || refusal(&enemy).is_some());
+    let first = refusal(&enemy).expect("a number");
+    let before = agent.status().counters;
+    let (stop, written) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (warm, times) = std::thread::scope(|scope| {
+        scope.spawn(|| written.store(flood(&enemy, &stop), Ordering::Relaxed));
+        let _end = End(&stop);
+        let seconds = flood_seconds();
+        // What it can fill has been filled once.
+        let mut times = all_come(seconds / 3);
+        let warm = resident();
+        times.extend(all_come(seconds - seconds / 3));
+        times.sort_unstable();
+        (warm, times)
+    });
+    let grown = resident().saturating_sub(warm);
+    let now = agent.status().counters;
+    let (is, was) = (percent(&times, 50), percent(&quiet, 50));
+    println!(
+        "{} arrivals: {is:?}, 99 % {:?}, the last {:?}; {} without flood: {was:?}, 99 % {:?}; {} written; \
+         {grown} bytes more than {warm}; counted {before:?} {now:?}",
+        times.len(),
+        percent(&times, 99),
+        percent(&times, 100),
+        quiet.len(),
+        percent(&quiet, 99),
+        written.load(Ordering::Relaxed),
+    );
+    // A busy machine's CPUs serve store, guests and agent in turn.
+    assert!(is <= 2 * was.max(Duration::from_millis(25)), "{is:?}, without flood {was:?}");
+    assert!(grown < 2 << 20, "{grown} bytes more");
+    assert!(now.throttled > before.throttled && now.malformed > before.malformed, "{now:?}");
+    // It is heard again when it is quiet.
+    enemy.incarnation = 0xffff;
+    enemy.say("hello", "1 1 000000000000ffff 5 0.1.0 6.12");
+    wait("it to be answered", || enemy.peers().len() == 3);
+    enemy.say("want/78", "0000000000000001 1");
+    wait("a refusal", || enemy.refused(78).is_some());
+    // Each refusal has a number, and is counted.
+    let (last, now) = (refusal(&enemy).expect("a number"), agent.status().counters);
+    assert_eq!(last - first, now.refused - before.refused);
+    assert!(last - first > flood_seconds(), "{first} to {last}");
 }
 
 #[test]
