@@ -2,12 +2,28 @@
 /*
  * bell.c - doorbells: which lane one of ours is for, and which one of the peer's.
  *
- * Owns nothing. Context: any, also hard interrupt, under RCU or where the channel
+ * Owns what ringing costs. Context: any, also hard interrupt, under RCU or where the channel
  * cannot end; the two locks are the innermost but what a path's lane_event takes.
  */
 #include <linux/bitmap.h>
+#include <linux/ktime.h>
 
 #include "core.h"
+
+/* Rings, and learns what that costs: mostly an exit to the hypervisor. */
+static void ring(struct vmloop_channel *channel)
+{
+	u32 average = READ_ONCE(channel->bell_ns);
+	u64 start = ktime_get_ns();
+	u32 took;
+
+	channel->link->ring(channel->link);
+	took = min_t(u64, ktime_get_ns() - start, NSEC_PER_MSEC);
+	/* Races lose a sample, and no more. */
+	WRITE_ONCE(channel->bell_ns,
+		   average ? average - average / 8 + took / 8 : took);
+	vmloop_count(channel->peer, VMLOOP_TX_DOORBELLS, 1);
+}
 
 /**
  * vmloop_bell_tell() - there is something new about a lane
@@ -20,7 +36,6 @@
  */
 bool vmloop_bell_tell(struct vmloop_channel *channel, u32 number)
 {
-	struct vmloop_link *link = channel->link;
 	unsigned long flags;
 	bool wanted = true;
 
@@ -31,8 +46,7 @@ bool vmloop_bell_tell(struct vmloop_channel *channel, u32 number)
 	}
 	if (!wanted)
 		return false;
-	link->ring(link);
-	vmloop_count(channel->peer, VMLOOP_TX_DOORBELLS, 1);
+	ring(channel);
 	return true;
 }
 
@@ -61,10 +75,22 @@ EXPORT_SYMBOL_GPL(vmloop_lane_ring);
  */
 void vmloop_lane_ring_anyway(struct vmloop_lane *lane)
 {
-	lane->channel->link->ring(lane->channel->link);
-	vmloop_count(lane->peer, VMLOOP_TX_DOORBELLS, 1);
+	ring(lane->channel);
 }
 EXPORT_SYMBOL_GPL(vmloop_lane_ring_anyway);
+
+/**
+ * vmloop_lane_bell_ns() - what ringing the peer's doorbell costs
+ * @lane: a lane of the channel
+ *
+ * Context: as vmloop_lane_ring().
+ * Return: a moving average in ns, at most a millisecond; 0 if it was never rung.
+ */
+u32 vmloop_lane_bell_ns(const struct vmloop_lane *lane)
+{
+	return READ_ONCE(lane->channel->bell_ns);
+}
+EXPORT_SYMBOL_GPL(vmloop_lane_bell_ns);
 
 /* A lane has news: its path looks at the rings. Whether the core is to look at its life. */
 static bool lane_event(struct vmloop_channel *channel, u32 number)

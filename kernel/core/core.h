@@ -157,6 +157,7 @@ struct vmloop_slot {
  * @news_rx: with version 2: what the peer tells by doorbells
  * @tell_lock: of @news_tx
  * @news_tx: with version 2: what we tell by them
+ * @bell_ns: what ringing the peer costs, a moving average in ns; single word
  *
  * Under the core mutex, but for the single words and what has a lock here.
  */
@@ -190,6 +191,7 @@ struct vmloop_channel {
 	struct vmloop_news_rx news_rx;
 	spinlock_t tell_lock;	/* protects news_tx */
 	struct vmloop_news_tx news_tx;
+	u32 bell_ns;
 };
 
 /* directory.c */
@@ -260,6 +262,10 @@ void vmloop_lanes_end(struct vmloop_channel *channel);
 /* bell.c */
 bool vmloop_bell_tell(struct vmloop_channel *channel, u32 number);
 void vmloop_bell_take(struct vmloop_channel *channel);
+
+/* watch.c */
+int vmloop_watchers_init(void);
+void vmloop_watchers_exit(void);
 
 /* stall.c */
 void vmloop_stall_init(struct vmloop_lane *lane);

@@ -20,6 +20,9 @@ static int __init vmloop_init(void)
 		return -ENOMEM;
 
 	vmloop_path_init();
+	err = vmloop_watchers_init();
+	if (err)
+		goto err_watchers;
 	err = vmloop_address_init();
 	if (err)
 		goto err_address;
@@ -31,6 +34,9 @@ static int __init vmloop_init(void)
 err_netlink:
 	vmloop_address_exit();
 err_address:
+	vmloop_watchers_exit();
+err_watchers:
+	vmloop_path_exit();
 	destroy_workqueue(vmloop_workqueue);
 	return err;
 }
@@ -40,6 +46,7 @@ static void __exit vmloop_exit(void)
 	/* Transports and paths use our symbols: all of them are gone. */
 	vmloop_netlink_exit();
 	vmloop_address_exit();
+	vmloop_watchers_exit();
 	vmloop_path_exit();
 	destroy_workqueue(vmloop_workqueue);
 	rcu_barrier();	/* peers that are still to be freed */

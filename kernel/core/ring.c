@@ -319,6 +319,27 @@ bool vmloop_ring_wait_space(struct vmloop_ring_tx *tx, u32 want)
 }
 
 /**
+ * vmloop_ring_wait_space_beside() - as vmloop_ring_wait_space(), beside the producer
+ * @tx: a ring of bytes
+ *
+ * For whoever waits for a quarter of the ring, and is not the producer. What the
+ * producer asks for meanwhile may be replaced by this, and the other way round: so the
+ * doorbell may come early. Whoever waits looks, and asks again. Changes nothing of the
+ * producer's.
+ *
+ * Return: true if the caller may wait for the doorbell; false if there is room.
+ */
+bool vmloop_ring_wait_space_beside(struct vmloop_ring_tx *tx)
+{
+	u32 used = tx->size - tx->size / 4;
+	u32 head = ring_load_once(&tx->head);
+
+	ring_store_once(&tx->ours->tx_wake, head - used - 1);
+	ring_mb();						/* (D) */
+	return head - ring_load_once(&tx->theirs->rx_tail) > used;
+}
+
+/**
  * vmloop_ring_has_read() - whether the other side has consumed up to a position
  * @tx: the ring
  * @position: a value that @tx->head had, no more than 2^31 bytes ago
@@ -598,23 +619,33 @@ bool vmloop_ring_sleep(struct vmloop_ring_rx *rx)
 }
 
 /**
- * vmloop_ring_wait_next() - ask for a doorbell at what follows all that there is by now
+ * vmloop_ring_seen() - how far the other side says that it has come
  * @rx: the ring
+ *
+ * A hint: not checked, only to be compared with what it was. May be called beside the
+ * consumer.
+ */
+u32 vmloop_ring_seen(const struct vmloop_ring_rx *rx)
+{
+	return ring_load_once(&rx->theirs->tx_head);
+}
+
+/**
+ * vmloop_ring_wait_after() - ask for a doorbell at what follows what was seen
+ * @rx: the ring
+ * @seen: by vmloop_ring_seen()
  *
  * For whoever is to be told of each arrival, read or not. May be called beside the
  * consumer, if one lock keeps this and all that it asks for apart: the later of the two
- * counts. Looks at the other side's position, and changes nothing of the consumer's.
+ * counts. Changes nothing of the consumer's.
  *
  * Return: true if nothing has followed yet; false if it has, and may not be rung for.
  */
-bool vmloop_ring_wait_next(struct vmloop_ring_rx *rx)
+bool vmloop_ring_wait_after(struct vmloop_ring_rx *rx, u32 seen)
 {
-	/* Only compared, by the other side: whatever it is. */
-	u32 head = ring_load_once(&rx->theirs->tx_head);
-
-	ring_store_once(&rx->ours->rx_wake, head);
+	ring_store_once(&rx->ours->rx_wake, seen);
 	ring_mb();						/* (C) */
-	return ring_load_once(&rx->theirs->tx_head) == head;
+	return vmloop_ring_seen(rx) == seen;
 }
 
 /**

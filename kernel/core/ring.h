@@ -152,6 +152,7 @@ bool vmloop_ring_wait_room(struct vmloop_ring_tx *tx, u32 size);
 u32 vmloop_ring_space(struct vmloop_ring_tx *tx, u32 want, void **at);
 void vmloop_ring_add(struct vmloop_ring_tx *tx, u32 bytes);
 bool vmloop_ring_wait_space(struct vmloop_ring_tx *tx, u32 want);
+bool vmloop_ring_wait_space_beside(struct vmloop_ring_tx *tx);
 
 /* Either. */
 bool vmloop_ring_publish(struct vmloop_ring_tx *tx);
@@ -174,7 +175,8 @@ bool vmloop_ring_wait_bytes(struct vmloop_ring_rx *rx, u32 bytes);
 /* Either. */
 bool vmloop_ring_consume_publish(struct vmloop_ring_rx *rx);
 bool vmloop_ring_sleep(struct vmloop_ring_rx *rx);
-bool vmloop_ring_wait_next(struct vmloop_ring_rx *rx);
+u32 vmloop_ring_seen(const struct vmloop_ring_rx *rx);
+bool vmloop_ring_wait_after(struct vmloop_ring_rx *rx, u32 seen);
 bool vmloop_ring_ready(struct vmloop_ring_rx *rx);
 void vmloop_ring_watch(struct vmloop_ring_rx *rx);
 bool vmloop_ring_moved(const struct vmloop_ring_rx *rx);

@@ -37,6 +37,7 @@
 #define VMLOOP_H
 
 #include <linux/etherdevice.h>
+#include <linux/hrtimer.h>
 #include <linux/kref.h>
 #include <linux/list.h>
 #include <linux/module.h>
@@ -390,6 +391,7 @@ enum vmloop_counter vmloop_peer_why_no_lane(const struct vmloop_peer *peer,
 u64 vmloop_lane_features(const struct vmloop_lane *lane);
 bool vmloop_lane_ring(struct vmloop_lane *lane);
 void vmloop_lane_ring_anyway(struct vmloop_lane *lane);
+u32 vmloop_lane_bell_ns(const struct vmloop_lane *lane);
 void vmloop_lane_produced(struct vmloop_lane *lane);
 void vmloop_lane_broken(struct vmloop_lane *lane,
 			enum vmloop_ring_fault fault);
@@ -398,6 +400,70 @@ bool vmloop_lane_stalled(const struct vmloop_lane *lane);
 u64 vmloop_peer_id(const struct vmloop_peer *peer);
 void vmloop_peer_want(struct vmloop_peer *peer);
 void vmloop_peer_want_first(struct vmloop_peer *peer);
+
+/* Watching --------------------------------------------------------------- */
+
+struct vmloop_watch;
+struct vmloop_watcher;
+
+/**
+ * struct vmloop_watch_ops - what the core asks about a ring that it looks at
+ * @is_awake: whether the owner is about to look by itself; any context
+ * @has_moved: whether there is something that the owner has not seen; any context,
+ *	preemption off; changes nothing
+ * @wake: have the owner look: it calls vmloop_watch_idle() when it has. Softirq, or
+ *	hard interrupt: schedule
+ */
+struct vmloop_watch_ops {
+	bool (*is_awake)(const struct vmloop_watch *watch);
+	bool (*has_moved)(const struct vmloop_watch *watch);
+	void (*wake)(struct vmloop_watch *watch);
+};
+
+/**
+ * struct vmloop_watch - a ring that is looked at while it is expected to fill
+ * @ops: of the path
+ * @lane: whose ring
+ * @watcher: looks at it, or NULL
+ * @slot: where in @watcher's table
+ * @timer: wakes the owner in any case while @watcher is set
+ * @timer_late: it comes late, not being expected to be needed; the watcher reads it
+ * @timer_set: when it was set last, in ns
+ * @since: when something came last, in ns; the watcher reads it
+ * @window: how long the watcher looks after that, in ns; the watcher reads it
+ * @idle_since: when the owner last began to wait, in ns
+ * @rest_until: not watched before then, in jiffies
+ * @misses: windows in a row in which nothing came
+ * @stopped: not watched any more
+ * @grace: of RCU, when it was stopped
+ *
+ * All of it belongs to the owner: see watch.c, which keeps it.
+ */
+struct vmloop_watch {
+	const struct vmloop_watch_ops *ops;
+	struct vmloop_lane *lane;
+	struct vmloop_watcher *watcher;
+	unsigned int slot;
+	struct hrtimer timer;
+	bool timer_late;
+	u64 timer_set;
+	u64 since;
+	u32 window;
+	u64 idle_since;
+	unsigned long rest_until;
+	unsigned int misses;
+	bool stopped;
+	unsigned long grace;
+};
+
+void vmloop_watch_start(struct vmloop_watch *watch,
+			const struct vmloop_watch_ops *ops,
+			struct vmloop_lane *lane);
+void vmloop_watch_woken(struct vmloop_watch *watch);
+bool vmloop_watch_idle(struct vmloop_watch *watch, bool work);
+void vmloop_watch_end(struct vmloop_watch *watch);
+void vmloop_watch_stop(struct vmloop_watch *watch);
+void vmloop_watch_wait(struct vmloop_watch *watch);
 
 /* Directory -------------------------------------------------------------- */
 

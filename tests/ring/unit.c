@@ -683,17 +683,17 @@ static void test_watch(void)
 }
 
 /* Who wants to hear of each arrival is rung for, though nothing is read. */
-static void body_wait_next(void)
+static void body_wait_after(void)
 {
 	for (u32 i = 0; i < 40; i++) {
-		CHECK(vmloop_ring_wait_next(&rx));
+		CHECK(vmloop_ring_wait_after(&rx, vmloop_ring_seen(&rx)));
 		CHECK(put(1, i) == 0);
 		CHECK(vmloop_ring_publish(&tx));
 		/* Not asked again, not rung for. */
 		CHECK(put(2, i) == 0);
 		CHECK(!vmloop_ring_publish(&tx));
 		/* What there is by now is not waited for. */
-		CHECK(vmloop_ring_wait_next(&rx));
+		CHECK(vmloop_ring_wait_after(&rx, vmloop_ring_seen(&rx)));
 		CHECK(put(3, i) == 0);
 		CHECK(vmloop_ring_publish(&tx));
 		/* Nothing of the consumer's has changed: all is still to be read. */
@@ -701,15 +701,23 @@ static void body_wait_next(void)
 			get(n, i);
 		vmloop_ring_consume_publish(&rx);
 	}
+	/* What has come since it looked is not waited for. */
+	u32 seen = vmloop_ring_seen(&rx);
+
+	CHECK(put(4, 4) == 0);
+	vmloop_ring_publish(&tx);
+	CHECK(!vmloop_ring_wait_after(&rx, seen));
+	get(4, 4);
+	vmloop_ring_consume_publish(&rx);
 	/* It is a hint, too: it believes nothing. */
 	adversary.producer->tx_head = rx.tail + 1;
-	CHECK(vmloop_ring_wait_next(&rx));
+	CHECK(vmloop_ring_wait_after(&rx, vmloop_ring_seen(&rx)));
 	CHECK(!rx.broken);
 }
 
-static void test_wait_next(void)
+static void test_wait_after(void)
 {
-	everywhere(body_wait_next);
+	everywhere(body_wait_after);
 }
 
 /*
@@ -1489,6 +1497,40 @@ static void body_bytes_wait_space(void)
 	}
 }
 
+/* Somebody beside the producer is told when a quarter is free, and not before. */
+static void body_bytes_wait_beside(void)
+{
+	u32 quarter = size / 4;
+
+	CHECK(!vmloop_ring_wait_space_beside(&tx));
+	write_bytes(size - quarter);
+	vmloop_ring_publish(&tx);
+	CHECK(!vmloop_ring_wait_space_beside(&tx));
+	write_bytes(1);
+	vmloop_ring_publish(&tx);
+	CHECK(vmloop_ring_wait_space_beside(&tx));
+	write_bytes(quarter - 1);
+	vmloop_ring_publish(&tx);
+	/* What it asked for then is early by now. */
+	read_bytes(1);
+	CHECK(vmloop_ring_consume_publish(&rx));
+	CHECK(vmloop_ring_wait_space_beside(&tx));
+	read_bytes(quarter - 2);
+	CHECK(!vmloop_ring_consume_publish(&rx));
+	read_bytes(1);
+	CHECK(vmloop_ring_consume_publish(&rx));
+	CHECK(!vmloop_ring_wait_space_beside(&tx));
+	/* It believes nothing of what the other side says. */
+	adversary.consumer->rx_tail = tx.published + 1;
+	vmloop_ring_wait_space_beside(&tx);
+	CHECK(!tx.broken);
+}
+
+static void test_bytes_wait_beside(void)
+{
+	everywhere_bytes(body_bytes_wait_beside);
+}
+
 static void test_bytes_wait_space(void)
 {
 	everywhere_bytes(body_bytes_wait_space);
@@ -1704,7 +1746,7 @@ static const struct tap_test tests[] = {
 	{ "bell: none for nothing", test_idle_publish },
 	{ "sleep", test_sleep },
 	{ "watch", test_watch },
-	{ "wait_next", test_wait_next },
+	{ "wait_after", test_wait_after },
 	{ "wait for room", test_wait_room },
 	{ "wait for room, padding included", test_wait_room_pad },
 	{ "wait until it is read", test_wait_read },
@@ -1725,6 +1767,7 @@ static const struct tap_test tests[] = {
 	{ "bytes: bell arithmetic against counting", test_bytes_bell },
 	{ "bytes: wait for so many", test_bytes_wait },
 	{ "bytes: wait for space", test_bytes_wait_space },
+	{ "bytes: wait for space beside", test_bytes_wait_beside },
 	{ "bytes: account to the byte", test_bytes_account },
 	{ "bytes: begin where the last ended", test_bytes_again },
 	{ "bytes: hostile tail", test_bytes_bad_tail },

@@ -51,17 +51,43 @@ static int poll(struct napi_struct *napi, int budget)
 	do {
 		work += net_rx(net, budget - work);
 		if (work)
-			net_watch_woken(net);
+			vmloop_watch_woken(&net->watch);
 		if (work == budget)
 			return budget;
-	} while (!lane->rx.broken && !net_watch_idle(net, work) &&
+	} while (!lane->rx.broken && !vmloop_watch_idle(&net->watch, work) &&
 		 !vmloop_ring_sleep(&lane->rx));
 	if (unlikely(lane->rx.broken))
-		net_watch_end(net);
+		vmloop_watch_end(&net->watch);
 
 	napi_complete_done(napi, work);
 	return work;
 }
+
+static struct net_lane *of_watch(const struct vmloop_watch *watch)
+{
+	return container_of(watch, struct net_lane, watch);
+}
+
+static bool is_awake(const struct vmloop_watch *watch)
+{
+	return test_bit(NAPI_STATE_SCHED, &of_watch(watch)->napi.state);
+}
+
+static bool has_moved(const struct vmloop_watch *watch)
+{
+	return vmloop_ring_moved(&watch->lane->rx);
+}
+
+static void wake(struct vmloop_watch *watch)
+{
+	napi_schedule(&of_watch(watch)->napi);
+}
+
+static const struct vmloop_watch_ops watch_ops = {
+	.is_awake = is_awake,
+	.has_moved = has_moved,
+	.wake = wake,
+};
 
 static int lane_open(struct vmloop_lane *lane)
 {
@@ -85,7 +111,7 @@ static int lane_open(struct vmloop_lane *lane)
 		goto err_pages;
 	}
 	netif_napi_add(net->napi_dev, &net->napi, poll);
-	net_watch_start(net);
+	vmloop_watch_start(&net->watch, &watch_ops, lane);
 	napi_enable(&net->napi);
 	lane->priv = net;
 	return 0;
@@ -112,7 +138,7 @@ static void lane_up(struct vmloop_lane *lane)
 	smp_store_release(&net->up, true);
 	net_spread_up(lane);
 	net_receivers_tell(lane, true);
-	net_ring(net, true);	/* once for nothing: to know what it costs */
+	vmloop_lane_ring_anyway(lane);	/* once for nothing: to know what it costs */
 	/* The peer may have begun to produce before we could look. */
 	local_bh_disable();
 	napi_schedule(&net->napi);
@@ -161,7 +187,7 @@ static void lane_close(struct vmloop_lane *lane)
 	 * watcher look. What these two schedule now only marks NAPI as missed.
 	 */
 	napi_disable(&net->napi);
-	net_watch_stop(net);
+	vmloop_watch_stop(&net->watch);
 	if (net->up && !lane->rx.broken)
 		consume_last(net);
 	/* As netif_napi_del(), but for the haste: somebody may wait to be saved. */

@@ -11,9 +11,6 @@ static int __init net_init(void)
 	err = net_nics_init();
 	if (err)
 		goto err_nics;
-	err = net_watchers_init();
-	if (err)
-		goto err_watchers;
 	err = vmloop_path_register(&net_path);
 	if (err)
 		goto err_path;
@@ -25,8 +22,6 @@ static int __init net_init(void)
 err_large:
 	vmloop_path_unregister(&net_path);
 err_path:
-	net_watchers_exit();
-err_watchers:
 	net_nics_exit();
 err_nics:
 	net_named_exit();
@@ -37,12 +32,10 @@ err_nics:
 static void __exit net_exit(void)
 {
 	/*
-	 * First no more large datagrams, then no more frames, then nobody who looks
-	 * at rings, then no hooks.
+	 * First no more large datagrams, then no more frames, then no hooks.
 	 */
 	net_large_exit();
 	vmloop_path_unregister(&net_path);
-	net_watchers_exit();
 	net_nics_exit();
 	net_named_exit();
 	net_receivers_exit();

@@ -19,14 +19,12 @@
  *   large.c  datagrams larger than the MTU are let through whole
  *   lane.c   a lane's NAPI: rings drained both ways
  *   rx.c     a record becomes an skb
- *   watch.c  looks at a ring for a while, so that no doorbell is needed
  *   main.c   starts and ends
  */
 #ifndef VMLOOP_NET_H
 #define VMLOOP_NET_H
 
 #include <linux/etherdevice.h>
-#include <linux/hrtimer.h>
 #include <linux/netdevice.h>
 #include <linux/netfilter.h>
 #include <linux/skbuff.h>
@@ -36,7 +34,6 @@
 /* No counter: there is no reason for a frame to take the standard network. */
 #define NET_NO_REASON	(-1)
 
-struct net_watcher;
 struct page_pool;
 struct iphdr;
 
@@ -105,18 +102,7 @@ struct net_counters {
  *	is checked; under the lane's tx_lock
  * @up: consume: the lane's rx is there; set before producers find the lane
  * @down: nothing waits any more: frames go past us; under the lane's tx_lock
- * @watcher: looks at the ring while it is expected to fill, or NULL; as all of
- *	the following up to @misses by @napi alone
- * @watcher_slot: where in @watcher's table
- * @timer: runs @napi in any case while @watcher is set; also started by @napi alone
- * @timer_late: it comes late, not being expected to be needed; the watcher reads it
- * @timer_set: when it was set last, in ns
- * @since: when records came last, in ns; the watcher reads it
- * @window: how long the watcher looks after that, in ns; the watcher reads it
- * @idle_since: when @napi last went to sleep, in ns
- * @rest_until: not watched before then, in jiffies
- * @misses: windows in a row in which nothing came
- * @bell_ns: what ringing the peer costs, a moving average in ns; single word
+ * @watch: of the lane's ring; its owner is @napi
  * @closing: @napi is disabled, and the ring is read for the last time
  */
 struct net_lane {
@@ -137,17 +123,7 @@ struct net_lane {
 	struct vmloop_shm_receivers theirs;
 	bool up;
 	bool down;
-	struct net_watcher *watcher;
-	unsigned int watcher_slot;
-	struct hrtimer timer;
-	bool timer_late;
-	u64 timer_set;
-	u64 since;
-	u32 window;
-	u64 idle_since;
-	unsigned long rest_until;
-	unsigned int misses;
-	u32 bell_ns;
+	struct vmloop_watch watch;
 	bool closing;
 };
 
@@ -269,20 +245,6 @@ void net_held_release(struct net_lane *net);
 
 /* rx.c; NAPI */
 int net_rx(struct net_lane *net, int budget);
-
-/* watch.c; NAPI */
-void net_watch_woken(struct net_lane *net);
-bool net_watch_idle(struct net_lane *net, int work);
-void net_watch_end(struct net_lane *net);
-
-/* watch.c; process context */
-void net_watch_start(struct net_lane *net);
-void net_watch_stop(struct net_lane *net);
-int net_watchers_init(void);
-void net_watchers_exit(void);
-
-/* watch.c; any context */
-void net_ring(struct net_lane *net, bool anyway);
 
 /* lane.c */
 extern const struct vmloop_path net_path;

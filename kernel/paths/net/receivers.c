@@ -60,7 +60,7 @@ void net_receivers_send(struct net_lane *net)
 	}
 	spin_unlock(&lane->tx_lock);
 	if (bell)
-		net_ring(net, false);
+		vmloop_lane_ring(net->lane);
 }
 
 /**

@@ -281,10 +281,10 @@ int net_rx(struct net_lane *net, int budget)
 		vmloop_ring_release(rx);
 		if (rx->tail - rx->published >= rx->size / PUBLISH_PARTS &&
 		    vmloop_ring_consume_publish(rx))
-			net_ring(net, false);
+			vmloop_lane_ring(net->lane);
 	}
 	if (vmloop_ring_consume_publish(rx))
-		net_ring(net, false);
+		vmloop_lane_ring(net->lane);
 	rcu_read_unlock();
 	if (rx->broken)
 		vmloop_lane_broken(net->lane, rx->broken);

@@ -224,7 +224,7 @@ static int send(struct net_nic *nic, const struct net_way *way,
 	spin_unlock(&lane->tx_lock);
 
 	if (bell)
-		net_ring(net, false);
+		vmloop_lane_ring(net->lane);
 	if (queued || !skb_queue_empty(&done))
 		vmloop_lane_produced(lane);
 	if (queued) {
@@ -442,7 +442,7 @@ void net_tx_waiting(struct net_lane *net)
 	spin_unlock(&lane->tx_lock);
 
 	if (bell)
-		net_ring(net, false);
+		vmloop_lane_ring(net->lane);
 	if (!skb_queue_empty(&done))
 		vmloop_lane_produced(lane);
 	rcu_read_lock();

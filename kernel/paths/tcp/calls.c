@@ -192,16 +192,19 @@ static bool call_is_readable(struct sock *sk)
 
 	if (!stream)
 		return false;
-	WRITE_ONCE(stream->polled, true);
+	spin_lock_bh(&stream->lane_lock);
+	if (!stream->polled) {
+		WRITE_ONCE(stream->polled, true);
+		if (READ_ONCE(stream->heard))
+			stream_look_out(stream, false);
+	}
 	/* What TCP has before it is TCP's to tell. */
 	if (READ_ONCE(stream->heard) &&
 	    (s32)(READ_ONCE(stream->seq) -
-		  READ_ONCE(tcp_sk(sk)->copied_seq)) <= 0) {
-		spin_lock_bh(&stream->lane_lock);
+		  READ_ONCE(tcp_sk(sk)->copied_seq)) <= 0)
 		readable = readable_bytes(stream) >=
 			   max(READ_ONCE(sk->sk_rcvlowat), 1);
-		spin_unlock_bh(&stream->lane_lock);
-	}
+	spin_unlock_bh(&stream->lane_lock);
 	stream_put(stream);
 	return readable;
 }
@@ -212,6 +215,8 @@ static bool has_room(struct stream *stream)
 
 	spin_lock_bh(&stream->lane_lock);
 	room = stream->lane && stream_has_room(stream->lane);
+	if (stream->lane && !room)
+		room = stream_want_room(stream);
 	spin_unlock_bh(&stream->lane_lock);
 	return room;
 }

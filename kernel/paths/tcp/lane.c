@@ -12,6 +12,42 @@
 
 #include "stream.h"
 
+static struct stream *of_watch(const struct vmloop_watch *watch)
+{
+	return container_of(watch, struct stream, watch);
+}
+
+static bool is_awake(const struct vmloop_watch *watch)
+{
+	return test_bit(TASKLET_STATE_SCHED, &of_watch(watch)->bell.state);
+}
+
+/* Whether anybody is to be told of bytes. */
+static bool wants_bytes(const struct stream *stream)
+{
+	return READ_ONCE(stream->polled) || READ_ONCE(stream->wants_bytes);
+}
+
+static bool has_moved(const struct vmloop_watch *watch)
+{
+	const struct stream *stream = of_watch(watch);
+
+	return (wants_bytes(stream) && vmloop_ring_seen(&watch->lane->rx) !=
+					       READ_ONCE(stream->rx_told)) ||
+	       (READ_ONCE(stream->wants_room) && stream_has_room(watch->lane));
+}
+
+static void wake(struct vmloop_watch *watch)
+{
+	tasklet_schedule(&of_watch(watch)->bell);
+}
+
+static const struct vmloop_watch_ops watch_ops = {
+	.is_awake = is_awake,
+	.has_moved = has_moved,
+	.wake = wake,
+};
+
 /**
  * stream_lane_open() - a stream gets a lane; both know each other now
  * @lane: the lane, whose priv is the stream
@@ -53,6 +89,8 @@ void stream_lane_up(struct vmloop_lane *lane)
 	struct stream *stream = lane->priv;
 
 	spin_lock_bh(&stream->lane_lock);
+	vmloop_watch_start(&stream->watch, &watch_ops, lane);
+	stream->rx_told = lane->rx.tail;
 	stream->lane = lane;
 	spin_unlock_bh(&stream->lane_lock);
 	/* Pairs with the acquire of the work: the rings are there. */
@@ -77,6 +115,11 @@ void stream_lane_down(struct vmloop_lane *lane)
 	mutex_lock(&stream->tx_ring);
 	stop_sending(stream);
 	mutex_unlock(&stream->tx_ring);
+	/* All lanes of a channel that goes are told of before the first is waited for. */
+	spin_lock_bh(&stream->lane_lock);
+	if (stream->lane)
+		vmloop_watch_stop(&stream->watch);
+	spin_unlock_bh(&stream->lane_lock);
 	/* What comes is kept from now on, so that the end need not wait for readers. */
 	stream_queue(stream, 0);
 }
@@ -129,8 +172,12 @@ void stream_lane_close(struct vmloop_lane *lane)
 	struct stream *stream = lane->priv;
 
 	spin_lock_bh(&stream->lane_lock);
+	if (stream->lane)
+		vmloop_watch_stop(&stream->watch);
 	stream->lane = NULL;
 	spin_unlock_bh(&stream->lane_lock);
+	if (stream->up)
+		vmloop_watch_wait(&stream->watch);
 	tasklet_kill(&stream->bell);
 
 	mutex_lock(&stream->tx_ring);
@@ -170,6 +217,8 @@ void stream_lane_ended(struct vmloop_lane *lane, u32 reason)
 				  !vmloop_lane_is_final(lane);
 		decide(stream);
 	}
+	/* A doorbell may have come since it was closed. */
+	tasklet_kill(&stream->bell);
 	stream_put(stream);
 }
 
@@ -181,31 +230,101 @@ void stream_lane_event(struct vmloop_lane *lane)
 	tasklet_schedule(&stream->bell);
 }
 
-/** stream_ring_bell() - wake those who wait for the ring; softirq */
+/*
+ * Have those who wait told of what comes next: by the watcher while that is worth it,
+ * else by a doorbell. What this has asked for is pending until the tasklet, which is
+ * what both lead to, has called this again. Returns what has come that nobody was told
+ * of, enum stream_news.
+ */
+static unsigned int look_out(struct stream *stream, bool work)
+{
+	struct vmloop_lane *lane = stream->lane;
+	u32 seen = vmloop_ring_seen(&lane->rx);
+	unsigned int news = 0;
+	bool asked = true;
+
+	lockdep_assert_held(&stream->lane_lock);
+	if (wants_bytes(stream) && seen != stream->rx_told)
+		news |= STREAM_NEWS_BYTES;
+	if (stream->wants_room && stream_has_room(lane))
+		news |= STREAM_NEWS_ROOM;
+	work |= news;
+	if (work)
+		vmloop_watch_woken(&stream->watch);
+	if (vmloop_watch_idle(&stream->watch, work))
+		return news;
+	if (wants_bytes(stream))
+		asked = vmloop_ring_wait_after(&lane->rx, seen);
+	if (stream->wants_room)
+		asked &= vmloop_ring_wait_space_beside(&lane->tx);
+	/* Came while we asked: what the doorbell leads to, without one. */
+	if (!asked)
+		tasklet_schedule(&stream->bell);
+	return news;
+}
+
+/**
+ * stream_look_out() - have those who wait told of what comes next
+ * @stream: a stream whose peer has said hello; lane_lock held
+ * @work: whether the caller has got on
+ *
+ * Return: what has come already, enum stream_news: they are being told of it.
+ */
+unsigned int stream_look_out(struct stream *stream, bool work)
+{
+	unsigned int news;
+
+	/* It is being closed, and that is told of. */
+	if (!stream->lane)
+		return 0;
+	news = look_out(stream, work);
+	if (news)
+		tasklet_schedule(&stream->bell);
+	return news;
+}
+
+/**
+ * stream_want_room() - somebody waits for a quarter of our ring
+ * @stream: the stream; lane_lock held
+ *
+ * Return: whether it is free.
+ */
+bool stream_want_room(struct stream *stream)
+{
+	bool first = !stream->wants_room;
+
+	WRITE_ONCE(stream->wants_room, true);
+	return stream_look_out(stream, first) & STREAM_NEWS_ROOM;
+}
+
+/** stream_ring_bell() - tell those who wait for the rings; softirq */
 void stream_ring_bell(struct tasklet_struct *bell)
 {
 	struct stream *stream = from_tasklet(stream, bell, bell);
 	struct sock *sk = stream->sk;
-	bool readable = false, writable = false, work = true;
+	unsigned int news = 0;
+	bool work = true;
 
 	spin_lock(&stream->lane_lock);
 	if (stream->lane && READ_ONCE(stream->tx) == STREAM_TX_RING &&
 	    READ_ONCE(stream->heard)) {
 		work = false;
-		readable = vmloop_ring_moved(&stream->lane->rx);
-		/* Who polls is told of each arrival, though nothing was read: an edge. */
-		if (readable && READ_ONCE(stream->polled) &&
-		    !vmloop_ring_wait_next(&stream->lane->rx))
-			tasklet_schedule(&stream->bell);
-		writable = stream_has_room(stream->lane);
+		news = look_out(stream, false);
+		if (news & STREAM_NEWS_BYTES) {
+			WRITE_ONCE(stream->wants_bytes, false);
+			WRITE_ONCE(stream->rx_told,
+				   vmloop_ring_seen(&stream->lane->rx));
+		}
+		if (news & STREAM_NEWS_ROOM)
+			WRITE_ONCE(stream->wants_room, false);
 	}
 	spin_unlock(&stream->lane_lock);
 	if (work)
 		stream_queue(stream, 0);
 	rcu_read_lock();
-	if (readable)
+	if (news & STREAM_NEWS_BYTES)
 		sk->sk_data_ready(sk);
-	if (writable)
+	if (news & STREAM_NEWS_ROOM)
 		sk->sk_write_space(sk);
 	rcu_read_unlock();
 }

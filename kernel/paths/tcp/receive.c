@@ -15,10 +15,6 @@
 #include "stream.h"
 #include "compat.h"
 
-/* A reader that spins less than this does not spin, but each so many calls. */
-#define SPIN_LEAST	(2 * NSEC_PER_USEC)
-#define SPIN_REST	64
-
 /* Where the next byte comes from. */
 enum source {
 	FROM_TCP,		/* all that it has */
@@ -72,61 +68,74 @@ static size_t copy_out(const void *from, size_t size, struct msghdr *msg, int fl
 	return copied;
 }
 
+/*
+ * Nothing is left: those who poll, and the caller if it is about to sleep (@ask), are
+ * told of what comes next. As long as bytes are left, what was asked for before is
+ * pending. The caller has rx_ring. Returns whether something has come that nobody was
+ * told of.
+ */
+static bool look_out(struct stream *stream, bool work, bool ask)
+{
+	const struct vmloop_ring_rx *rx = &stream->held->rx;
+	unsigned int news;
+
+	if (!ask && !READ_ONCE(stream->polled) &&
+	    !sock_flag(stream->sk, SOCK_FASYNC))
+		return false;
+	spin_lock_bh(&stream->lane_lock);
+	/* What is read needs no telling. */
+	if ((s32)(rx->tail - stream->rx_told) > 0)
+		WRITE_ONCE(stream->rx_told, rx->tail);
+	if (sock_flag(stream->sk, SOCK_FASYNC))
+		WRITE_ONCE(stream->polled, true);
+	if (ask)
+		WRITE_ONCE(stream->wants_bytes, true);
+	news = stream_look_out(stream, work);
+	spin_unlock_bh(&stream->lane_lock);
+	return news & STREAM_NEWS_BYTES;
+}
+
 /* The caller has rx_ring. */
-static int get(struct stream *stream, struct msghdr *msg, size_t size, int flags)
+static int get(struct stream *stream, struct msghdr *msg, size_t size, int flags,
+	       bool ask)
 {
 	struct vmloop_lane *lane = stream->held;
+	u32 part = stream_part(lane->rx.size);
+	bool fault = false, came = false, peeks = flags & MSG_PEEK;
 	size_t done = 0, copied;
-	bool fault = false, rings;
 	const void *from;
 	u32 bytes;
 
 	/* A peer that writes as fast as we read does not keep us here. */
 	size = min_t(size_t, size, lane->rx.size);
-	while (done < size) {
-		bytes = vmloop_ring_bytes(&lane->rx, flags & MSG_PEEK ? done : 0,
-					  min_t(size_t, size - done,
-						lane->rx.size), &from);
-		bytes = min_t(size_t, bytes, size - done);
+	while (done < size && !fault) {
+		bytes = min_t(size_t, size - done, part);
+		bytes = min(vmloop_ring_bytes(&lane->rx, peeks ? done : 0, bytes,
+					      &from), bytes);
 		if (!bytes)
 			break;
 		copied = copy_out(from, bytes, msg, flags);
-		if (!(flags & MSG_PEEK))
-			vmloop_ring_take(&lane->rx, copied);
-		done += copied;
 		fault = copied < bytes;
-		if (fault)
-			break;
-	}
-	if (!(flags & MSG_PEEK)) {
-		stream->got += done;
-		stream_count(STREAM_RX_BYTES, done);
+		done += copied;
+		if (peeks)
+			continue;
+		vmloop_ring_take(&lane->rx, copied);
 		if (vmloop_ring_consume_publish(&lane->rx))
 			vmloop_lane_ring(lane);
 	}
-	if (lane->rx.broken) {
-		vmloop_lane_broken(lane, lane->rx.broken);
-	} else {
-		/* Whoever waits for an edge is told of the next byte, read or not. */
-		spin_lock_bh(&stream->lane_lock);
-		rings = vmloop_ring_wait_bytes(&lane->rx,
-					       min(lane->rx.head -
-							   lane->rx.tail + 1,
-						   lane->rx.size));
-		spin_unlock_bh(&stream->lane_lock);
-		/* Came after we had looked: nobody rings for that. */
-		if (!rings && done && READ_ONCE(stream->polled)) {
-			local_bh_disable();
-			stream->sk->sk_data_ready(stream->sk);
-			local_bh_enable();
-		}
+	if (!peeks && done) {
+		stream->got += done;
+		stream_count(STREAM_RX_BYTES, done);
 	}
+	if (lane->rx.broken)
+		vmloop_lane_broken(lane, lane->rx.broken);
+	else if (lane->rx.head == lane->rx.tail)
+		came = look_out(stream, done, ask && !done);
 	if (done)
 		return done;
 	if (fault)
 		return -EFAULT;
-	/* Came while we asked to be told. */
-	return vmloop_ring_ready(&lane->rx) && !lane->rx.broken ? 0 : -EAGAIN;
+	return came ? 0 : -EAGAIN;
 }
 
 /* The caller has rx_ring. */
@@ -233,9 +242,12 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int fl
 	return got;
 }
 
-/* Once. Bytes, 0 at the end, -ERESTART: look again, or another negative errno. */
+/*
+ * Once. Bytes, 0 at the end, -ERESTART: look again, or another negative errno. With
+ * @ask, and where there is nothing, whoever sleeps is told of what comes.
+ */
 static int receive_once(struct stream *stream, struct msghdr *msg, size_t size,
-			int flags)
+			int flags, bool ask)
 {
 	struct sock *sk = stream->sk;
 	int got = -ERESTART;
@@ -244,7 +256,7 @@ static int receive_once(struct stream *stream, struct msghdr *msg, size_t size,
 	mutex_lock(&stream->rx_ring);
 	switch (source_of(stream, &limit)) {
 	case FROM_RING:
-		got = get(stream, msg, size, flags);
+		got = get(stream, msg, size, flags, ask);
 		if (!got && size)
 			got = -ERESTART;
 		if (got == -EAGAIN && READ_ONCE(sk->sk_err))
@@ -269,39 +281,9 @@ static int receive_once(struct stream *stream, struct msghdr *msg, size_t size,
 	return got;
 }
 
-/*
- * Look at the ring for a while before sleeping. The while grows when something comes
- * in it, and shrinks when nothing does, down to none; then it is tried now and then.
- * Returns whether something came.
- */
-static bool spin(struct stream *stream)
+static bool has_come(const struct vmloop_lane *lane)
 {
-	u32 most = READ_ONCE(stream_spin_us) * NSEC_PER_USEC;
-	u32 window = min(READ_ONCE(stream->spin_ns), most);
-	struct vmloop_lane *lane;
-	bool found = false;
-	u64 until;
-
-	if (READ_ONCE(stream->closed) || !READ_ONCE(stream->heard))
-		return false;
-	if (window < SPIN_LEAST) {
-		/* Races of two readers cost a try, and no more. */
-		if (++stream->spin_rest < SPIN_REST)
-			return false;
-		stream->spin_rest = 0;
-		window = most;
-	}
-	until = ktime_get_ns() + window;
-	do {
-		spin_lock_bh(&stream->lane_lock);
-		lane = stream->lane;
-		found = !lane || vmloop_ring_moved(&lane->rx);
-		spin_unlock_bh(&stream->lane_lock);
-		cpu_relax();
-	} while (!found && !need_resched() && !signal_pending(current) &&
-		 ktime_get_ns() < until);
-	WRITE_ONCE(stream->spin_ns, found ? min(window * 2, most) : window / 2);
-	return found;
+	return vmloop_ring_moved(&lane->rx);
 }
 
 /**
@@ -318,8 +300,9 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 	DEFINE_WAIT_FUNC(wait, woken_wake_function);
 	const struct proto *base = stream_base[stream->family];
 	struct sock *sk = stream->sk;
-	bool waits = false, spun = false;
+	bool waits = false, ask = false;
 	size_t done = 0, target;
+	u64 began = 0;
 	long left;
 	int got;
 
@@ -329,9 +312,13 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 		/* What TCP would say of it, it says at the next call. */
 		if (done && READ_ONCE(sk->sk_err))
 			break;
-		got = receive_once(stream, msg, size - done, flags);
+		got = receive_once(stream, msg, size - done, flags, ask);
 		if (got > 0) {
 			done += got;
+			if (began)
+				stream_spin_learn(stream, &stream->rx_spin, began);
+			began = 0;
+			ask = false;
 			if (done >= size || (flags & MSG_PEEK))
 				break;
 			continue;
@@ -346,14 +333,16 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 		}
 		if (got != -EAGAIN || done >= target || !left)
 			break;
-		if (!spun && spin(stream)) {
-			spun = true;
-			continue;
-		}
-		spun = true;
-		if (!waits) {
-			add_wait_queue(sk_sleep(sk), &wait);
+		/* Look once more when we are sure to be told. */
+		if (!ask) {
+			if (READ_ONCE(stream->heard) && !READ_ONCE(stream->closed)) {
+				began = ktime_get_ns();
+				stream_spin(stream, &stream->rx_spin, has_come);
+			}
+			if (!waits)
+				add_wait_queue(sk_sleep(sk), &wait);
 			waits = true;
+			ask = true;
 			continue;
 		}
 		if (signal_pending(current)) {

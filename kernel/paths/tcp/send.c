@@ -16,12 +16,16 @@
 /* These go by TCP alone, and with them all that follows. */
 #define BY_TCP	(MSG_OOB | MSG_ZEROCOPY | MSG_FASTOPEN)
 
-/* The caller has tx_ring. Bytes written; -EAGAIN: no room; -EFAULT: fault memory in. */
-static int put(struct stream *stream, struct msghdr *msg, size_t size)
+/*
+ * The caller has tx_ring. Where not all has room, and with @ask, the peer is to ring
+ * when there is more. Bytes written; -EAGAIN: no room; -EFAULT: fault memory in.
+ */
+static int put(struct stream *stream, struct msghdr *msg, size_t size, bool ask)
 {
 	struct vmloop_lane *lane = stream->held;
+	u32 part = stream_part(lane->tx.size);
 	size_t done = 0, copied;
-	bool fault = false;
+	bool fault = false, has_room;
 	void *to;
 	u32 room;
 
@@ -30,37 +34,38 @@ static int put(struct stream *stream, struct msghdr *msg, size_t size)
 		return 0;
 	/* A peer that reads as fast as we write does not keep us here. */
 	size = min_t(size_t, size, lane->tx.size);
-	while (done < size) {
-		room = vmloop_ring_space(&lane->tx, min_t(size_t, size - done,
-							  lane->tx.size), &to);
-		room = min_t(size_t, room, size - done);
+	while (done < size && !fault) {
+		room = min_t(size_t, size - done, part);
+		room = min(vmloop_ring_space(&lane->tx, room, &to), room);
 		if (!room)
 			break;
 		pagefault_disable();
 		copied = copy_from_iter(to, room, &msg->msg_iter);
 		pagefault_enable();
+		fault = copied < room;
 		vmloop_ring_add(&lane->tx, copied);
 		done += copied;
-		fault = copied < room;
-		if (fault)
-			break;
+		if (vmloop_ring_publish(&lane->tx))
+			vmloop_lane_ring(lane);
 	}
 	stream->sent += done;
-	if (vmloop_ring_publish(&lane->tx))
-		vmloop_lane_ring(lane);
-	/* Whoever polls, or waits, is told when a quarter is free. */
-	if (vmloop_ring_space(&lane->tx, lane->tx.size / 4, &to) <
-			      lane->tx.size / 4)
-		vmloop_ring_wait_space(&lane->tx, 1);
 	if (lane->tx.broken)
 		vmloop_lane_broken(lane, lane->tx.broken);
-	stream_count(STREAM_TX_BYTES, done);
-	if (done)
+	if (done) {
+		stream_count(STREAM_TX_BYTES, done);
 		return done;
-	return fault ? -EFAULT : -EAGAIN;
+	}
+	if (fault)
+		return -EFAULT;
+	if (!ask || lane->tx.broken)
+		return -EAGAIN;
+	spin_lock_bh(&stream->lane_lock);
+	has_room = stream_want_room(stream);
+	spin_unlock_bh(&stream->lane_lock);
+	return has_room ? 0 : -EAGAIN;
 }
 
-static int by_ring(struct stream *stream, struct msghdr *msg, size_t size)
+static int by_ring(struct stream *stream, struct msghdr *msg, size_t size, bool ask)
 {
 	int done = -EAGAIN;
 
@@ -71,7 +76,7 @@ static int by_ring(struct stream *stream, struct msghdr *msg, size_t size)
 		else if (READ_ONCE(stream->sk->sk_shutdown) & SEND_SHUTDOWN)
 			done = -EPIPE;
 		else
-			done = put(stream, msg, size);
+			done = put(stream, msg, size, ask);
 	}
 	mutex_unlock(&stream->tx_ring);
 	if (done == -EFAULT &&
@@ -99,15 +104,16 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size)
 	return done;
 }
 
-/* Once; 0 if it is to be tried again at once. */
-static int send_once(struct stream *stream, struct msghdr *msg, size_t size)
+/* Once; 0 if it is to be tried again at once. @ask: as for put() */
+static int send_once(struct stream *stream, struct msghdr *msg, size_t size,
+		     bool ask)
 {
 	/* The FIN is on its way. */
 	if (test_bit(STREAM_SHUT, &stream->flags))
 		return -EPIPE;
 	if (READ_ONCE(stream->tx) == STREAM_TX_RING) {
 		if (!(msg->msg_flags & BY_TCP))
-			return by_ring(stream, msg, size);
+			return by_ring(stream, msg, size, ask);
 		stream_leave(stream);
 		return -EAGAIN;
 	}
@@ -137,8 +143,9 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 	DEFINE_WAIT_FUNC(wait, woken_wake_function);
 	const struct proto *base = stream_base[stream->family];
 	struct sock *sk = stream->sk;
-	bool waits = false, asked = false;
+	bool waits = false, ask = false;
 	size_t done = 0;
+	u64 began = 0;
 	long left;
 	int err;
 
@@ -148,21 +155,36 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 		if (done && (READ_ONCE(sk->sk_err) ||
 			     (READ_ONCE(sk->sk_shutdown) & SEND_SHUTDOWN)))
 			break;
-		err = send_once(stream, msg, size - done);
+		err = send_once(stream, msg, size - done, ask);
 		if (err >= 0) {
 			done += err;
+			if (err && began) {
+				stream_spin_learn(stream, &stream->tx_spin, began);
+				began = 0;
+				ask = false;
+			}
+			/* A peer that says now this, now that, does not keep us. */
+			if (!err && signal_pending(current)) {
+				err = sock_intr_errno(left);
+				break;
+			}
+			cond_resched();
 			continue;
 		}
 		if (err != -EAGAIN)
 			break;
-		/* Look once more when we are sure to be told: an edge comes once. */
-		if (!asked) {
-			asked = true;
-			if (left) {
+		/* Try once more when we are sure to be told: an edge comes once. */
+		if (!ask) {
+			if (left && READ_ONCE(stream->tx) == STREAM_TX_RING) {
+				began = ktime_get_ns();
+				stream_spin(stream, &stream->tx_spin, stream_has_room);
+			}
+			if (left && !waits) {
 				add_wait_queue(sk_sleep(sk), &wait);
 				waits = true;
 			}
 			wants_space(sk);
+			ask = true;
 			continue;
 		}
 		if (!left)

@@ -77,6 +77,12 @@ enum stream_flag {
 	STREAM_DEAD,		/* the socket has been destroyed */
 };
 
+/* What has come: stream_look_out(). */
+enum stream_news {
+	STREAM_NEWS_BYTES = BIT(0),
+	STREAM_NEWS_ROOM = BIT(1),
+};
+
 /* What goes by TCP when a lane has ended, where the lane began. */
 struct stream_return {
 	__le64 nonce;		/* of the lane */
@@ -105,6 +111,18 @@ struct stream_say {
 } __packed;
 
 /**
+ * struct stream_spin - what is known of waiting for a ring: spin.c
+ * @window: how long to look before sleeping, in ns
+ * @misses: looks in vain in a row
+ * @rest_until: after many of those none before then, in jiffies
+ */
+struct stream_spin {
+	u32 window;
+	unsigned int misses;
+	unsigned long rest_until;
+};
+
+/**
  * struct stream - a socket that was taken over
  * @sk: the socket; held
  * @family: index of its tables
@@ -126,7 +144,13 @@ struct stream_say {
  * @nonce: of the lane
  * @seen: of @sent and @got, when it was last asked whether it is idle
  * @idle: how often in a row it was
- * @polled: somebody has asked whether it can be read, and may wait for an edge
+ * @polled: somebody has asked whether it can be read, and may wait for an edge; under
+ *	@lane_lock, as the next two
+ * @wants_bytes: somebody sleeps until there are bytes
+ * @wants_room: somebody waits until a quarter of our ring is free
+ * @watch: of the lane's ring; whoever has @lane_lock is its owner
+ * @rx_told: how far readers have been told of the ring; under @lane_lock, the watcher reads
+ *	it
  *
  * @tx_mutex: one sender by TCP at a time
  * @tx_ring: protects what is to be sent, from here on
@@ -139,12 +163,12 @@ struct stream_say {
  * @unsent_size: bytes of @unsent
  * @unsent_at: bytes of @unsent that went by TCP again, or need not
  * @more: the last bytes went to TCP with more to come
+ * @tx_spin: of those who wait for room
  * @by_work: @work is inside of TCP: it may send though @tx says otherwise
  *
  * @rx_mutex: one reader of TCP at a time
  * @rx_ring: protects what was received, from here on
- * @spin_ns: how long a reader looks at the ring before it sleeps; grows and shrinks
- * @spin_rest: calls since it was last tried
+ * @rx_spin: of those who wait for bytes
  * @heard: the peer has said hello
  * @seq: with @heard: where TCP stops, and the ring begins
  * @closed: the ring is not read any more
@@ -193,6 +217,10 @@ struct stream {
 	u32 seen;
 	unsigned int idle;
 	bool polled;
+	bool wants_bytes;
+	bool wants_room;
+	struct vmloop_watch watch;
+	u32 rx_told;
 
 	struct mutex tx_mutex;
 	struct mutex tx_ring;
@@ -205,12 +233,12 @@ struct stream {
 	u32 unsent_size;
 	u32 unsent_at;
 	bool more;
+	struct stream_spin tx_spin;
 	bool by_work;
 
 	struct mutex rx_mutex;
 	struct mutex rx_ring;
-	u32 spin_ns;
-	unsigned int spin_rest;
+	struct stream_spin rx_spin;
 	bool heard;
 	u32 seq;
 	bool closed;
@@ -278,6 +306,15 @@ static inline u32 stream_arrived(const struct vmloop_lane *lane)
 		   lane->rx.size);
 }
 
+/*
+ * So much of a ring goes to the peer at once, and comes back: it is to work on one part
+ * while we do on the next.
+ */
+static inline u32 stream_part(u32 size)
+{
+	return max(size / 8, 4096U);
+}
+
 /* A quarter of our ring is free: so much a sender waits for. */
 static inline bool stream_has_room(const struct vmloop_lane *lane)
 {
@@ -289,7 +326,7 @@ extern struct workqueue_struct *stream_workqueue;
 extern unsigned int stream_after_bytes;
 extern unsigned int stream_after_calls;
 extern unsigned int stream_ring_size;
-extern unsigned int stream_spin_us;
+extern int stream_spin_us;
 extern unsigned int stream_left_out[STREAM_LEFT_OUT_MAX];
 extern unsigned int stream_left_out_count;
 
@@ -341,6 +378,8 @@ void stream_lane_close(struct vmloop_lane *lane);
 void stream_lane_ended(struct vmloop_lane *lane, u32 reason);
 void stream_lane_event(struct vmloop_lane *lane);
 void stream_ring_bell(struct tasklet_struct *bell);
+unsigned int stream_look_out(struct stream *stream, bool work);
+bool stream_want_room(struct stream *stream);
 
 /* switch.c; process context */
 void stream_work(struct work_struct *work);
@@ -352,6 +391,11 @@ void stream_look_idle(struct stream *stream);
 void stream_leave(struct stream *stream);
 void stream_go_back(struct stream *stream);
 bool stream_is_plain(struct stream *stream);
+
+/* spin.c; process context */
+bool stream_spin(struct stream *stream, struct stream_spin *spin,
+		 bool (*is_over)(const struct vmloop_lane *lane));
+void stream_spin_learn(struct stream *stream, struct stream_spin *spin, u64 began);
 
 /* send.c, receive.c; process context */
 int stream_send(struct stream *stream, struct msghdr *msg, size_t size);

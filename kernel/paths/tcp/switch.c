@@ -121,7 +121,10 @@ bool stream_hear(struct stream *stream)
 	if (vmloop_ring_consume_publish(&lane->rx))
 		vmloop_lane_ring(lane);
 	/* Whoever polls, and has not read yet, is to be woken. */
+	spin_lock_bh(&stream->lane_lock);
+	WRITE_ONCE(stream->rx_told, lane->rx.tail);
 	vmloop_ring_sleep(&lane->rx);
+	spin_unlock_bh(&stream->lane_lock);
 	return true;
 }
 

@@ -107,7 +107,6 @@ struct stream *stream_make(struct sock *sk, unsigned int family, bool active)
 	stream->family = family;
 	stream->active = active;
 	stream->again = 1;
-	stream->spin_ns = stream_spin_us * NSEC_PER_USEC;
 	kref_init(&stream->refs);
 	INIT_DELAYED_WORK(&stream->work, stream_work);
 	tasklet_setup(&stream->bell, stream_ring_bell);

@@ -1,22 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * watch.c - holds off the peer's doorbell while records come close together.
+ * watch.c - holds off the peer's doorbell while a ring is expected to fill.
  *
  * A doorbell costs the peer an exit to the hypervisor, and us an interrupt and
  * often the wake-up of a halted CPU: most of a round trip, and a good part of
- * a stream. So after records were consumed we do not ask for one at once. The
- * lane is *watched* for a while instead:
+ * a stream. So after something was consumed, a path does not ask for one at once.
+ * The ring is *watched* for a while instead:
  *
  * - While the CPU has nothing else to do, its watcher looks at the ring: a thread
- *   of the lowest class (SCHED_IDLE), one a CPU, for all lanes whose NAPI runs
+ *   of the lowest class (SCHED_IDLE), one a CPU, for all rings that were consumed
  *   there. Any other task takes the CPU from it at once.
- * - A timer is always pending beside it, and has NAPI look. It comes soon while
+ * - A timer is always pending beside it, and has the path look. It comes soon while
  *   nobody looks, so that what came meanwhile is consumed together, and late
  *   while the watcher does: then it is there for the case that the watcher loses
  *   the CPU unseen. Whatever becomes of the watcher costs latency up to the
  *   timer's, never a record.
  *
- * When neither finds anything, NAPI asks for the doorbell again.
+ * When neither finds anything, the path asks for the doorbell again.
+ *
+ * Each watch has an *owner*: the context that consumes the ring, of which there is
+ * one at a time. For the packet path it is the lane's NAPI, for a stream whoever
+ * has its lane_lock. What the watcher and the timer do is to wake it.
  *
  * All times are multiples of what ringing was measured to cost here: an
  * optimum on one hypervisor is waste on another. The time that the watcher
@@ -33,28 +37,28 @@
  * - Stolen time. Where the hypervisor took a good part of the time that the
  *   watcher looked, the watcher rests, for longer each time that this comes again.
  *
- * How nothing can be left behind. Only poll() decides: whether a lane is watched,
- * by which watcher, until when, and all that is learned, belong to NAPI's owner,
- * and only it starts the timer. The watcher and the timer read, and schedule
- * NAPI, and that is all they do. So
+ * How nothing can be left behind. Only the owner decides: whether a ring is watched,
+ * by which watcher, until when, and all that is learned, belong to it, and only it
+ * starts the timer. The watcher and the timer read, and wake it, and that is all they
+ * do. So
  *
- * - each record is seen: between two polls either a doorbell is asked for, or the
- *   timer is pending. Where the timer fires while NAPI is owned, NAPI runs again.
- * - after napi_disable() there is no poll(), and so nobody who has a lane watched
- *   or starts the timer. net_watch_stop() takes the lane from its watcher and
- *   cancels the timer. A watcher that has just found the lane is in a section of
- *   RCU that cannot be preempted; all that it can do there is to mark NAPI as
- *   missed. lane_close() waits for a grace period before it frees anything.
- * - a watcher outlives all lanes: module's memory, no references.
+ * - each record is seen: between two turns of the owner either a doorbell is asked
+ *   for, or the timer is pending. What is woken while it has its turn must have
+ *   another one.
+ * - after vmloop_watch_stop() nobody has the ring watched or starts the timer. A
+ *   watcher that has just found the ring is in a section of RCU that cannot be
+ *   preempted, and may still wake the path once. Before the ring or the path's memory
+ *   goes, vmloop_watch_wait() waits for a grace period.
+ * - a watcher outlives all rings: module's memory, no references.
  *
- * With PREEMPT_RT poll() takes locks that sleep, and a thread of the lowest class
+ * With PREEMPT_RT paths take locks that sleep, and a thread of the lowest class
  * must not be the one that holds them. The watcher raises an interrupt there, in
- * which NAPI is scheduled, and ksoftirqd runs poll().
+ * which the path is woken, and ksoftirqd does the rest.
  *
- * Contexts: net_watch_woken(), net_watch_idle() and net_watch_end() in the lane's
- * NAPI, on one CPU at a time; the watcher in process context, bound to its CPU;
- * timer and kick in hard interrupt context; net_ring() wherever frames are
- * produced. Lock order: a watcher's lock is inside of all others.
+ * Contexts: vmloop_watch_woken(), vmloop_watch_idle() and vmloop_watch_end() in the
+ * owner's, with bottom halves off; the watcher in process context, bound to its CPU;
+ * timer and kick in hard interrupt context. Lock order: a watcher's lock is inside of
+ * all others.
  */
 #include <linux/irq_work.h>
 #include <linux/kernel_stat.h>
@@ -67,7 +71,7 @@
 #include <linux/smpboot.h>
 #include <uapi/linux/sched/types.h>
 
-#include "net.h"
+#include "core.h"
 #include "compat.h"
 
 #define WINDOW_MIN	(10 * NSEC_PER_USEC)
@@ -91,13 +95,13 @@
 #define STEAL_PARTS	4
 #define STEAL_REST_MAX	(8 * HZ)
 
-/* Lanes that one watcher has at a time; others ask for doorbells. */
-#define LANES_MAX	16
+/* Rings that one watcher has at a time; others ask for doorbells. */
+#define RINGS_MAX	16
 
 /**
- * struct net_watcher - looks at rings while its CPU has nothing else to do
- * @lock: protects writes to @lanes and @end
- * @lanes: those that it looks at, with gaps; read under RCU
+ * struct vmloop_watcher - looks at rings while its CPU has nothing else to do
+ * @lock: protects writes to @watches and @end
+ * @watches: of the rings that it looks at, with gaps; read under RCU
  * @end: there is none from here on; single word
  * @looking: it has the CPU, as far as it knows; single word, only it writes
  * @looked: when it looked last, in ns; only it writes
@@ -109,11 +113,11 @@
  * @stolen: and what was stolen of it; its own
  * @rest: how long its last rest was, in jiffies, 0 for none; only it writes
  * @rest_until: it rests until then, in jiffies, if @rest; only it writes
- * @kick: schedules NAPI from an interrupt, for PREEMPT_RT
+ * @kick: wakes paths from an interrupt, for PREEMPT_RT
  */
-struct net_watcher {
-	spinlock_t lock;	/* protects writes to lanes and end */
-	struct net_lane __rcu *lanes[LANES_MAX];
+struct vmloop_watcher {
+	spinlock_t lock;	/* protects writes to watches and end */
+	struct vmloop_watch __rcu *watches[RINGS_MAX];
 	unsigned int end;
 	bool looking;
 	u64 looked;
@@ -128,59 +132,36 @@ struct net_watcher {
 	struct irq_work kick;
 };
 
-static DEFINE_PER_CPU_SHARED_ALIGNED(struct net_watcher, watchers);
+static DEFINE_PER_CPU_SHARED_ALIGNED(struct vmloop_watcher, watchers);
 static DEFINE_PER_CPU(struct task_struct *, watcher_tasks);
 
 static int watch_us = -1;
 module_param(watch_us, int, 0644);
 MODULE_PARM_DESC(watch_us, "look at a ring for up to so many microseconds before a doorbell is asked for (0: never, -1: by what a doorbell costs)");
 
-/**
- * net_ring() - ring the peer's doorbell, and learn what that costs
- * @net: the lane
- * @anyway: whatever it was rung for before
- *
- * Context: any, between lane_open and the end of lane_close.
- */
-void net_ring(struct net_lane *net, bool anyway)
-{
-	u64 start = ktime_get_ns();
-	u32 average = READ_ONCE(net->bell_ns);
-	u32 took;
-
-	if (anyway)
-		vmloop_lane_ring_anyway(net->lane);
-	else if (!vmloop_lane_ring(net->lane))
-		return;	/* not rung: nothing learned */
-	took = min_t(u64, ktime_get_ns() - start, NSEC_PER_MSEC);
-	/* Races lose a sample, and no more. */
-	WRITE_ONCE(net->bell_ns, average ? average - average / 8 + took / 8 :
-					   took);
-}
-
-static u32 window_max(const struct net_lane *net)
+static u32 window_max(const struct vmloop_watch *watch)
 {
 	int us = READ_ONCE(watch_us);
 
 	if (us >= 0)
 		return min_t(u64, (u64)us * NSEC_PER_USEC, WINDOW_MAX);
-	return min_t(u64, (u64)READ_ONCE(net->bell_ns) * WINDOW_BELLS,
+	return min_t(u64, (u64)vmloop_lane_bell_ns(watch->lane) * WINDOW_BELLS,
 		     WINDOW_MAX);
 }
 
 /* The timer --------------------------------------------------------------- */
 
-static u64 timer_ns(const struct net_lane *net)
+static u64 timer_ns(const struct vmloop_watch *watch)
 {
-	return clamp_t(u64, (u64)READ_ONCE(net->bell_ns) * TIMER_BELLS,
+	return clamp_t(u64, (u64)vmloop_lane_bell_ns(watch->lane) * TIMER_BELLS,
 		       TIMER_MIN, TIMER_MAX);
 }
 
 static enum hrtimer_restart timer_fires(struct hrtimer *timer)
 {
-	struct net_lane *net = container_of(timer, struct net_lane, timer);
+	struct vmloop_watch *watch = container_of(timer, struct vmloop_watch, timer);
 
-	napi_schedule(&net->napi);
+	watch->ops->wake(watch);
 	return HRTIMER_NORESTART;
 }
 
@@ -189,73 +170,73 @@ static enum hrtimer_restart timer_fires(struct hrtimer *timer)
  * soon is left so, and comes soon again where the watcher has let others have the
  * CPU meanwhile.
  */
-static void timer_begin(struct net_lane *net, bool soon, u64 now)
+static void timer_begin(struct vmloop_watch *watch, bool soon, u64 now)
 {
-	u64 ns = timer_ns(net);
+	u64 ns = timer_ns(watch);
 
 	/*
 	 * Not hrtimer_active(): a callback that is still on its way out on another
 	 * CPU has had its turn, and will not see to what comes now. One that fires
-	 * now has NAPI run again.
+	 * now has the owner woken again.
 	 */
-	if (hrtimer_is_queued(&net->timer) && !(soon && net->timer_late))
+	if (hrtimer_is_queued(&watch->timer) && !(soon && watch->timer_late))
 		return;
-	soon |= (s64)(READ_ONCE(net->watcher->since) - net->timer_set) > 0;
+	soon |= (s64)(READ_ONCE(watch->watcher->since) - watch->timer_set) > 0;
 	if (!soon)
 		ns = min_t(u64, ns * TIMER_LATE, TIMER_MAX);
-	WRITE_ONCE(net->timer_late, !soon);
-	net->timer_set = now;
-	hrtimer_start(&net->timer, ns_to_ktime(ns), HRTIMER_MODE_REL_PINNED_HARD);
+	WRITE_ONCE(watch->timer_late, !soon);
+	watch->timer_set = now;
+	hrtimer_start(&watch->timer, ns_to_ktime(ns), HRTIMER_MODE_REL_PINNED_HARD);
 }
 
 /* The watcher ------------------------------------------------------------- */
 
 /* Since when the watcher has looked in vain, and nobody else had the CPU. */
-static u64 in_vain_since(const struct net_lane *net,
-			 const struct net_watcher *watcher)
+static u64 in_vain_since(const struct vmloop_watch *watch,
+			 const struct vmloop_watcher *watcher)
 {
-	return max(READ_ONCE(net->since), READ_ONCE(watcher->since));
+	return max(READ_ONCE(watch->since), READ_ONCE(watcher->since));
 }
 
-static bool window_is_over(const struct net_lane *net,
-			   const struct net_watcher *watcher, u64 now)
+static bool window_is_over(const struct vmloop_watch *watch,
+			   const struct vmloop_watcher *watcher, u64 now)
 {
-	return now >= in_vain_since(net, watcher) + READ_ONCE(net->window);
+	return now >= in_vain_since(watch, watcher) + READ_ONCE(watch->window);
 }
 
 /*
- * Whether a lane is one for NAPI: something has come, or its time is over, or the
+ * Whether a ring is one for its owner: something has come, or its time is over, or the
  * watcher @yields, and the timer must come sooner then.
  */
-static bool is_due(const struct net_lane *net,
-		   const struct net_watcher *watcher, u64 now, bool yields)
+static bool is_due(const struct vmloop_watch *watch,
+		   const struct vmloop_watcher *watcher, u64 now, bool yields)
 {
-	/* Whoever has NAPI by now sees to what has come. */
-	if (test_bit(NAPI_STATE_SCHED, &net->napi.state))
+	/* The owner sees to what has come. */
+	if (watch->ops->is_awake(watch))
 		return false;
-	return vmloop_ring_moved(&net->lane->rx) ||
-	       window_is_over(net, watcher, now) ||
-	       (yields && READ_ONCE(net->timer_late));
+	return watch->ops->has_moved(watch) ||
+	       window_is_over(watch, watcher, now) ||
+	       (yields && READ_ONCE(watch->timer_late));
 }
 
-/* Has NAPI see to all that is due, or only says whether anything is. */
-static bool due(struct net_watcher *watcher, u64 now, bool yields,
+/* Wakes the owners of all rings that are due, or only says whether there are any. */
+static bool due(struct vmloop_watcher *watcher, u64 now, bool yields,
 		bool only_ask)
 {
 	unsigned int end = READ_ONCE(watcher->end);
-	struct net_lane *net;
+	struct vmloop_watch *watch;
 	unsigned int i;
 	bool found = false;
 
 	rcu_read_lock();
 	for (i = 0; i < end; i++) {
-		net = rcu_dereference(watcher->lanes[i]);
-		if (!net || !is_due(net, watcher, now, yields))
+		watch = rcu_dereference(watcher->watches[i]);
+		if (!watch || !is_due(watch, watcher, now, yields))
 			continue;
 		found = true;
 		if (only_ask)
 			break;
-		napi_schedule(&net->napi);
+		watch->ops->wake(watch);
 	}
 	rcu_read_unlock();
 	return found;
@@ -263,8 +244,8 @@ static bool due(struct net_watcher *watcher, u64 now, bool yields,
 
 static void kick_fires(struct irq_work *kick)
 {
-	struct net_watcher *watcher =
-		container_of(kick, struct net_watcher, kick);
+	struct vmloop_watcher *watcher =
+		container_of(kick, struct vmloop_watcher, kick);
 
 	due(watcher, ktime_get_ns(), !READ_ONCE(watcher->looking), false);
 }
@@ -273,7 +254,7 @@ static void kick_fires(struct irq_work *kick)
  * Looks once. Nobody may take the CPU meanwhile: on a busy one the lowest class
  * waits long for its next turn, and a grace period of RCU with it.
  */
-static void look(struct net_watcher *watcher, u64 now, bool yields)
+static void look(struct vmloop_watcher *watcher, u64 now, bool yields)
 {
 	bool found;
 
@@ -296,7 +277,7 @@ static u64 stolen_time(unsigned int cpu)
 	return READ_ONCE(kcpustat_cpu(cpu).cpustat[CPUTIME_STEAL]);
 }
 
-static void resume(struct net_watcher *watcher, unsigned int cpu)
+static void resume(struct vmloop_watcher *watcher, unsigned int cpu)
 {
 	u64 now = ktime_get_ns();
 
@@ -309,7 +290,7 @@ static void resume(struct net_watcher *watcher, unsigned int cpu)
 }
 
 /* Ticks count what is stolen, so that short times show it on average only. */
-static void count(struct net_watcher *watcher, unsigned int cpu)
+static void count(struct vmloop_watcher *watcher, unsigned int cpu)
 {
 	u64 steal = stolen_time(cpu);
 	unsigned long rest = 0;
@@ -330,7 +311,7 @@ static void count(struct net_watcher *watcher, unsigned int cpu)
 	watcher->stolen = 0;
 }
 
-static void let_others(struct net_watcher *watcher, unsigned int cpu)
+static void let_others(struct vmloop_watcher *watcher, unsigned int cpu)
 {
 	count(watcher, cpu);
 	WRITE_ONCE(watcher->looking, false);
@@ -341,7 +322,7 @@ static void let_others(struct net_watcher *watcher, unsigned int cpu)
 
 static void watcher_run(unsigned int cpu)
 {
-	struct net_watcher *watcher = per_cpu_ptr(&watchers, cpu);
+	struct vmloop_watcher *watcher = per_cpu_ptr(&watchers, cpu);
 	u64 now;
 
 	resume(watcher, cpu);
@@ -390,27 +371,27 @@ static struct smp_hotplug_thread watcher_threads = {
 	.thread_comm = "vmloop_watch/%u",
 };
 
-/* A lane's side: all of it belongs to NAPI's owner ------------------------ */
+/* A ring's side: all of it belongs to the owner --------------------------- */
 
 /* This CPU's watcher looks from now on. Returns false if it has enough. */
-static bool watch_begin(struct net_lane *net)
+static bool watch_begin(struct vmloop_watch *watch)
 {
-	struct net_watcher *watcher = this_cpu_ptr(&watchers);
+	struct vmloop_watcher *watcher = this_cpu_ptr(&watchers);
 	struct task_struct *task;
 	unsigned int i;
 
 	spin_lock(&watcher->lock);
-	for (i = 0; i < LANES_MAX; i++)
-		if (!rcu_access_pointer(watcher->lanes[i]))
+	for (i = 0; i < RINGS_MAX; i++)
+		if (!rcu_access_pointer(watcher->watches[i]))
 			break;
-	if (i < LANES_MAX) {
-		rcu_assign_pointer(watcher->lanes[i], net);
+	if (i < RINGS_MAX) {
+		rcu_assign_pointer(watcher->watches[i], watch);
 		WRITE_ONCE(watcher->end, max(watcher->end, i + 1));
-		net->watcher = watcher;
-		net->watcher_slot = i;
+		watch->watcher = watcher;
+		watch->slot = i;
 	}
 	spin_unlock(&watcher->lock);
-	if (!net->watcher)
+	if (!watch->watcher)
 		return false;
 
 	/* Pairs with the barrier of smpboot's loop before watcher_should_run(). */
@@ -420,25 +401,25 @@ static bool watch_begin(struct net_lane *net)
 	return true;
 }
 
-static void watch_end(struct net_lane *net)
+static void watch_end(struct vmloop_watch *watch)
 {
-	struct net_watcher *watcher = net->watcher;
+	struct vmloop_watcher *watcher = watch->watcher;
 	unsigned int end;
 
 	if (!watcher)
 		return;
 	spin_lock_bh(&watcher->lock);
-	RCU_INIT_POINTER(watcher->lanes[net->watcher_slot], NULL);
+	RCU_INIT_POINTER(watcher->watches[watch->slot], NULL);
 	end = watcher->end;
-	while (end && !rcu_access_pointer(watcher->lanes[end - 1]))
+	while (end && !rcu_access_pointer(watcher->watches[end - 1]))
 		end--;
 	WRITE_ONCE(watcher->end, end);
 	spin_unlock_bh(&watcher->lock);
-	net->watcher = NULL;
+	watch->watcher = NULL;
 }
 
-/* Whether the watcher runs poll() just now, or is interrupted by it. */
-static bool is_in_watcher(const struct net_watcher *watcher)
+/* Whether the owner has its turn in the watcher, or interrupts it. */
+static bool is_in_watcher(const struct vmloop_watcher *watcher)
 {
 	return watcher == this_cpu_ptr(&watchers) &&
 	       current == this_cpu_read(watcher_tasks) &&
@@ -446,176 +427,206 @@ static bool is_in_watcher(const struct net_watcher *watcher)
 }
 
 /* Whether it has looked not longer ago than the timer comes soon. */
-static bool has_looked(const struct net_lane *net, u64 now)
+static bool has_looked(const struct vmloop_watch *watch, u64 now)
 {
-	return (s64)(now - READ_ONCE(net->watcher->looked)) <
-	       (s64)timer_ns(net);
+	return (s64)(now - READ_ONCE(watch->watcher->looked)) <
+	       (s64)timer_ns(watch);
 }
 
 /* Whether it will see the next record, as far as can be known. */
-static bool is_looking(const struct net_lane *net, u64 now)
+static bool is_looking(const struct vmloop_watch *watch, u64 now)
 {
-	const struct net_watcher *watcher = net->watcher;
+	const struct vmloop_watcher *watcher = watch->watcher;
 
 	return watcher && (is_in_watcher(watcher) ||
-			   (READ_ONCE(watcher->looking) && has_looked(net, now)));
+			   (READ_ONCE(watcher->looking) && has_looked(watch, now)));
 }
 
-static void missed(struct net_lane *net)
+static void missed(struct vmloop_watch *watch)
 {
-	net->misses++;
-	if (net->misses >= MISSES_MAX)
-		net->rest_until = jiffies + REST_TIME;
+	watch->misses++;
+	if (watch->misses >= MISSES_MAX)
+		watch->rest_until = jiffies + REST_TIME;
 }
 
-static bool rests(struct net_lane *net)
+static bool rests(struct vmloop_watch *watch)
 {
-	const struct net_watcher *watcher =
-		net->watcher ?: this_cpu_ptr(&watchers);
+	const struct vmloop_watcher *watcher =
+		watch->watcher ?: this_cpu_ptr(&watchers);
 
 	if (READ_ONCE(watcher->rest) &&
 	    time_before(jiffies, READ_ONCE(watcher->rest_until)))
 		return true;
-	if (net->misses < MISSES_MAX)
+	if (watch->misses < MISSES_MAX)
 		return false;
-	if (time_before(jiffies, net->rest_until))
+	if (time_before(jiffies, watch->rest_until))
 		return true;
-	net->misses = 0;
+	watch->misses = 0;
 	return false;
 }
 
 /**
- * net_watch_woken() - NAPI has consumed records
- * @net: the lane
+ * vmloop_watch_woken() - the owner has consumed something
+ * @watch: the watch
  *
  * Learns from how long it was idle whether looking would have been worth it.
  */
-void net_watch_woken(struct net_lane *net)
+void vmloop_watch_woken(struct vmloop_watch *watch)
 {
-	u32 max = window_max(net);
+	u32 max = window_max(watch);
 	u64 idle;
 
 	/* The watcher is at it: it knows. */
-	if (!net->idle_since || (net->watcher && is_in_watcher(net->watcher)))
+	if (!watch->idle_since || (watch->watcher && is_in_watcher(watch->watcher)))
 		return;
-	idle = ktime_get_ns() - net->idle_since;
-	net->idle_since = 0;
+	idle = ktime_get_ns() - watch->idle_since;
+	watch->idle_since = 0;
 	if (idle <= max)
-		WRITE_ONCE(net->window,
-			   min(max_t(u32, net->window * 2, WINDOW_MIN), max));
-	else if (net->window / 2 >= WINDOW_MIN)
-		WRITE_ONCE(net->window, net->window / 2);
+		WRITE_ONCE(watch->window,
+			   min(max_t(u32, watch->window * 2, WINDOW_MIN), max));
+	else if (watch->window / 2 >= WINDOW_MIN)
+		WRITE_ONCE(watch->window, watch->window / 2);
 	else
-		WRITE_ONCE(net->window, 0);
+		WRITE_ONCE(watch->window, 0);
 }
+EXPORT_SYMBOL_GPL(vmloop_watch_woken);
 
-/* Records were consumed: whether the lane is to be watched from now on. */
-static bool is_watched_after_work(struct net_lane *net, u64 now, bool looking)
+/* Something was consumed: whether the ring is to be watched from now on. */
+static bool is_watched_after_work(struct vmloop_watch *watch, u64 now, bool looking)
 {
 	if (!looking)
-		net->idle_since = now;
-	else if (window_is_over(net, net->watcher,
-				READ_ONCE(net->watcher->looked)))
-		missed(net);	/* somebody had the CPU that it looked on */
+		watch->idle_since = now;
+	else if (window_is_over(watch, watch->watcher,
+				READ_ONCE(watch->watcher->looked)))
+		missed(watch);	/* somebody had the CPU that it looked on */
 	else
-		net->misses = 0;
-	WRITE_ONCE(net->since, now);
-	if (!net->window || rests(net))
+		watch->misses = 0;
+	WRITE_ONCE(watch->since, now);
+	if (!watch->window || rests(watch))
 		return false;
-	if (net->watcher && (looking || net->watcher == this_cpu_ptr(&watchers)))
+	if (watch->watcher && (looking || watch->watcher == this_cpu_ptr(&watchers)))
 		return true;
-	watch_end(net);	/* another CPU's, which does not get to it */
-	vmloop_ring_watch(&net->lane->rx);
-	return watch_begin(net);
+	watch_end(watch);	/* another CPU's, which does not get to it */
+	vmloop_ring_watch(&watch->lane->rx);
+	return watch_begin(watch);
 }
 
-/* There was nothing: whether the lane is watched on. */
-static bool is_watched_on(struct net_lane *net, u64 now, bool looking)
+/* There was nothing: whether the ring is watched on. */
+static bool is_watched_on(struct vmloop_watch *watch, u64 now, bool looking)
 {
-	if (looking && !window_is_over(net, net->watcher, now))
+	if (looking && !window_is_over(watch, watch->watcher, now))
 		return true;
 	/* It has just let others have the CPU, or the timer is still to come. */
-	if (!looking && (has_looked(net, now) || hrtimer_is_queued(&net->timer)))
+	if (!looking && (has_looked(watch, now) || hrtimer_is_queued(&watch->timer)))
 		return true;
 	/* While the window can grow, the next doorbell says whether it should. */
-	if (looking && net->window > window_max(net) / 2)
-		missed(net);
-	net->idle_since = in_vain_since(net, net->watcher);
+	if (looking && watch->window > window_max(watch) / 2)
+		missed(watch);
+	watch->idle_since = in_vain_since(watch, watch->watcher);
 	return false;
 }
 
 /**
- * net_watch_idle() - NAPI has consumed what there was
- * @net: the lane
- * @work: records that it consumed
+ * vmloop_watch_idle() - the owner has consumed what there was
+ * @watch: the watch
+ * @work: whether that was anything
  *
- * Context: the lane's NAPI, before it completes.
+ * Context: the owner's, before it is done.
  * Return: true if somebody looks again without a doorbell; false if the
  * caller must ask for one.
  */
-bool net_watch_idle(struct net_lane *net, int work)
+bool vmloop_watch_idle(struct vmloop_watch *watch, bool work)
 {
 	bool looking, soon, on;
 	u64 now;
 
-	if (!work && !net->watcher)
+	if (watch->stopped || (!work && !watch->watcher))
 		return false;
 	now = ktime_get_ns();
-	looking = is_looking(net, now);
-	on = work ? is_watched_after_work(net, now, looking) :
-		    is_watched_on(net, now, looking);
+	looking = is_looking(watch, now);
+	on = work ? is_watched_after_work(watch, now, looking) :
+		    is_watched_on(watch, now, looking);
 	if (!on) {
-		watch_end(net);
+		watch_end(watch);
 		return false;
 	}
 	/* With PREEMPT_RT the watcher's CPU is taken from it unseen. */
 	soon = !looking || IS_ENABLED(CONFIG_PREEMPT_RT) ||
-	       (is_in_watcher(net->watcher) && compat_others_wait());
-	timer_begin(net, soon, now);
+	       (is_in_watcher(watch->watcher) && compat_others_wait());
+	timer_begin(watch, soon, now);
 	return true;
 }
+EXPORT_SYMBOL_GPL(vmloop_watch_idle);
 
 /**
- * net_watch_end() - the lane is not to be looked at any more
- * @net: the lane
+ * vmloop_watch_end() - the ring is not to be looked at any more
+ * @watch: the watch
  *
- * Context: the lane's NAPI, before it completes.
+ * Context: the owner's, before it is done.
  */
-void net_watch_end(struct net_lane *net)
+void vmloop_watch_end(struct vmloop_watch *watch)
 {
-	watch_end(net);
+	watch_end(watch);
 }
+EXPORT_SYMBOL_GPL(vmloop_watch_end);
 
 /**
- * net_watch_start() - make ready what watching a lane takes
- * @net: the lane
+ * vmloop_watch_start() - make ready what watching a ring takes
+ * @watch: the watch, zeroed, or stopped and waited for
+ * @ops: what it does
+ * @lane: whose ring it is
+ *
+ * Context: process context; there is no owner yet.
  */
-void net_watch_start(struct net_lane *net)
+void vmloop_watch_start(struct vmloop_watch *watch,
+			const struct vmloop_watch_ops *ops,
+			struct vmloop_lane *lane)
 {
-	hrtimer_setup(&net->timer, timer_fires, CLOCK_MONOTONIC,
+	memset(watch, 0, sizeof(*watch));
+	watch->ops = ops;
+	watch->lane = lane;
+	hrtimer_setup(&watch->timer, timer_fires, CLOCK_MONOTONIC,
 		      HRTIMER_MODE_REL_PINNED_HARD);
 }
+EXPORT_SYMBOL_GPL(vmloop_watch_start);
 
 /**
- * net_watch_stop() - nobody begins to look any more
- * @net: the lane, its NAPI disabled
+ * vmloop_watch_stop() - nobody begins to look any more
+ * @watch: the watch
  *
- * A watcher may still be looking: wait for a grace period before freeing.
+ * From now on vmloop_watch_idle() says that a doorbell must be asked for.
+ *
+ * Context: the owner's, or where there is none any more.
  */
-void net_watch_stop(struct net_lane *net)
+void vmloop_watch_stop(struct vmloop_watch *watch)
 {
-	watch_end(net);
-	hrtimer_cancel(&net->timer);
+	watch->stopped = true;
+	watch_end(watch);
+	hrtimer_cancel(&watch->timer);
+	watch->grace = get_state_synchronize_rcu();
 }
+EXPORT_SYMBOL_GPL(vmloop_watch_stop);
 
 /**
- * net_watchers_init() - make a watcher for each CPU
+ * vmloop_watch_wait() - wait until nobody looks any more
+ * @watch: the watch, stopped
+ *
+ * Those that were stopped together wait once, all in all. Context: may sleep.
+ */
+void vmloop_watch_wait(struct vmloop_watch *watch)
+{
+	cond_synchronize_rcu_expedited(watch->grace);
+}
+EXPORT_SYMBOL_GPL(vmloop_watch_wait);
+
+/**
+ * vmloop_watchers_init() - make a watcher for each CPU
  *
  * Return: 0 or a negative errno.
  */
-int net_watchers_init(void)
+int vmloop_watchers_init(void)
 {
-	struct net_watcher *watcher;
+	struct vmloop_watcher *watcher;
 	unsigned int cpu;
 
 	for_each_possible_cpu(cpu) {
@@ -627,9 +638,9 @@ int net_watchers_init(void)
 }
 
 /**
- * net_watchers_exit() - end all watchers; there are no lanes
+ * vmloop_watchers_exit() - end all watchers; nothing is watched
  */
-void net_watchers_exit(void)
+void vmloop_watchers_exit(void)
 {
 	struct task_struct *task;
 	unsigned int cpu;
