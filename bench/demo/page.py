@@ -8,7 +8,7 @@ from typing import Any
 
 from ..path.measure import KINDS, ratio
 from ..path.plots import STYLE, WIDTH, Curve, bars, disturbed, esc, facts, nice_top, sizes_plot
-from ..path.stage import LOOPBACK, PATHS
+from ..path.stage import LOOPBACK, PATHS, STREAM
 from ..path.table import number
 
 
@@ -77,13 +77,17 @@ def bar_row(test: str, results: list[dict[str, Any]]) -> str:
     change = ratio(results, test)
     if change is None:
         return ""
-    drawn = bars(kind.title, kind.unit, [rows[path] for path in (*PATHS, LOOPBACK) if path in rows])
+    drawn = bars(kind.title, kind.unit, [rows[path] for path in (*PATHS, STREAM, LOOPBACK) if path in rows])
     if kind.lower_is_better:
         big, small = f"{1 / change:.1f}&times;", "less" if change < 1 else "of it"
     else:
         big, small = f"{change:.1f}&times;", "more" if change > 1 else "of it"
     of_it = ratio(results, test, LOOPBACK)
     beside = "" if of_it is None else f"<span>{number(of_it)}&times; loopback</span>"
+    by_stream = ratio(results, test, path=STREAM)
+    if by_stream is not None:
+        factor = 1 / by_stream if kind.lower_is_better else by_stream
+        beside = f"<span>stream: {number(factor)}&times;</span>{beside}"
     return (
         f'<section class="row"><div class="what"><h3>{esc(kind.title)}</h3>'
         f"<p>{'lower' if kind.lower_is_better else 'higher'} is better</p></div>"

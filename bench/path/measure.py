@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .parse import GIGA, TICKS, iperf_received, netpipe_rows, ping_mean, proc_stat, sockperf_latency
-from .stage import LOOPBACK, PATHS, Stage
+from .stage import LOOPBACK, PATHS, STREAM, Stage
 
 DISTURBED = 0.15
 """CPUs used by others outside, above which a slice does not count."""
@@ -189,7 +189,7 @@ class Meter:
         """Median and values of each test on each path, as out/demo.json has them."""
         found = []
         for test, kind in KINDS.items():
-            for path in (*PATHS, LOOPBACK):
+            for path in (*PATHS, STREAM, LOOPBACK):
                 values = [
                     one.values[test] for one in self.slices if one.kept and one.path == path and test in one.values
                 ]
@@ -215,12 +215,12 @@ class Meter:
         }
 
 
-def ratio(results: list[dict[str, Any]], test: str, base: str = "standard") -> float | None:
-    """How many times the channel's median is that of another path."""
+def ratio(results: list[dict[str, Any]], test: str, base: str = "standard", path: str = "channel") -> float | None:
+    """How many times a path's median is that of another."""
     medians = {one["path"]: one["median"] for one in results if one["test"] == test}
-    if "channel" not in medians or not medians.get(base):
+    if path not in medians or not medians.get(base):
         return None
-    return float(medians["channel"] / medians[base])
+    return float(medians[path] / medians[base])
 
 
 def describe_host(stage: Stage) -> dict[str, Any]:

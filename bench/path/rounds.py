@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Rounds of slices: each round takes every test on one path, then on the other, then inside one guest."""
+"""Rounds of slices: each round takes the tests on one path, then on the next, then inside one guest."""
 
 from collections.abc import Callable
 from functools import partial
 
 from .hosts import Lengths
 from .measure import Meter, Slice
-from .stage import LOOPBACK, PATHS
+from .stage import LOOPBACK, PATHS, STREAM
 
 Say = Callable[[str, Slice | None], None]
 """Hears what is about to be done, and each slice that was taken."""
@@ -19,13 +19,16 @@ TESTS: dict[str, Callable[[Meter, Lengths], dict[str, float]]] = {
     "UDP, one frame each": lambda meter, lengths: meter.udp_mtu(lengths.udp),
 }
 
-STEPS_OF_A_ROUND = (1 + len(TESTS)) * len(PATHS) + len(TESTS)
+STREAM_TESTS = ("request and response", "TCP")
+"""Those that the stream path carries; the others are packets."""
+
+STEPS_OF_A_ROUND = (1 + len(TESTS)) * len(PATHS) + 1 + len(STREAM_TESTS) + len(TESTS)
 """How often Say hears of something that is about to be done."""
 
 
-def order(number: int) -> tuple[str, ...]:
-    """The paths in a round's order: who begins changes from round to round."""
-    return PATHS if number % 2 == 0 else PATHS[::-1]
+def order(number: int, paths: tuple[str, ...] = PATHS) -> tuple[str, ...]:
+    """The paths in a round's order: which one is first changes from round to round."""
+    return paths if number % 2 == 0 else paths[::-1]
 
 
 def run_rounds(meter: Meter, rounds: int, lengths: Lengths, say: Say) -> None:
@@ -33,12 +36,14 @@ def run_rounds(meter: Meter, rounds: int, lengths: Lengths, say: Say) -> None:
 
     def take(path: str, where: str) -> None:
         for name, test in TESTS.items():
+            if path == STREAM and name not in STREAM_TESTS:
+                continue
             say(f"{where}: {name}", None)
             say(f"{where}: {name}", meter.take(path, partial(test, meter, lengths)))
 
     for number in range(rounds):
         where = f"round {number + 1} of {rounds}"
-        for path in order(number):
+        for path in order(number, (*PATHS, STREAM)):
             say(f"{where}, {path}: switching", None)
             meter.stage.use(path)
             take(path, f"{where}, {path}")

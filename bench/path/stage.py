@@ -18,6 +18,9 @@ HERE = "/run/vmloop"
 """Where each machine has its own copy of the programs."""
 
 PATHS = ("standard", "channel")
+STREAM = "stream"
+"""The stream path on top of the channel (docs/stream.md): TCP's bytes past TCP and IP. Packets go as by the channel."""
+
 LOOPBACK = "loopback"
 """Not between guests, but inside one: what its kernel and its CPUs take for the same work without a way to go."""
 
@@ -52,6 +55,7 @@ class Stage:
         self.guest_cpus = guest_cpus
         self.retries: list[str] = []
         self.loaded = False
+        self.streams = False
 
     def __enter__(self) -> "Stage":
         self.lab = self._boot()
@@ -167,10 +171,13 @@ class Stage:
         return all(self._peer(a, b.name).get("state") == "up" for a, b in (self.guests, self.guests[::-1]))
 
     def use(self, path: str) -> None:
-        """Switch to a path; returns when it is in use."""
+        """Switch to a path; returns when it is in use. Connections from now on may use it."""
         if not self.loaded:
             self.load()
-        if path == "channel":
+        if self.streams and path != STREAM:
+            self.both("rmmod vmloop_tcp")
+            self.streams = False
+        if path != "standard":
             self.both(f"{HERE}/vmloop --guest on")
 
             def is_up() -> bool:
@@ -186,6 +193,9 @@ class Stage:
             wait_for(lambda: not self.channel_is_up(), self.patient(20), "the channel is closed")
         # Neighbours and caches are as they will be.
         self.g1.run(["ping", "-c", "10", "-i", "0.01", "-q", self.g2.ip], timeout=self.patient(60))
+        if path == STREAM and not self.streams:
+            self.both("modprobe vmloop_tcp")
+            self.streams = True
 
     def set_ring_size(self, size: int) -> None:
         """Have channels from now on made with rings of ``size`` bytes each, a power of two.

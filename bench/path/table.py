@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .measure import KINDS, ratio
-from .stage import LOOPBACK
+from .stage import LOOPBACK, STREAM
 
 
 def number(value: float) -> str:
@@ -25,13 +25,15 @@ def factor(value: float, lower_is_better: bool) -> str:
 
 
 def show(console: Console, results: list[dict[str, Any]]) -> None:
-    """Print the medians of both paths and of loopback, and what the channel's is of the others'."""
+    """Print the medians of all paths and of loopback, and what one is of another."""
     table = Table(title="median of the slices, in one boot, in turn", title_style="dim")
     table.add_column("test")
     table.add_column("unit", style="dim")
     table.add_column("standard", justify="right")
     table.add_column("channel", justify="right", style="bold")
     table.add_column("channel / standard", justify="right", style="bold green")
+    table.add_column("stream", justify="right", style="bold")
+    table.add_column("stream / channel", justify="right", style="green")
     table.add_column("loopback", justify="right")
     table.add_column("channel / loopback", justify="right")
     for test, kind in KINDS.items():
@@ -45,6 +47,8 @@ def show(console: Console, results: list[dict[str, Any]]) -> None:
             number(medians["standard"]),
             number(medians["channel"]),
             f"{change:.2f}  ({factor(change, kind.lower_is_better)})",
+            number(medians[STREAM]) if STREAM in medians else "",
+            "" if (of_it := ratio(results, test, "channel", STREAM)) is None else f"{of_it:.2f}",
             number(medians[LOOPBACK]) if LOOPBACK in medians else "",
             "" if (of_it := ratio(results, test, LOOPBACK)) is None else f"{of_it:.2f}",
         )

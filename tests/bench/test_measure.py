@@ -92,9 +92,11 @@ def test_rounds_take_everything_in_turn(meter, kind):
     run_rounds(one, 2, one.stage.kind.lengths, lambda what, taken: steps.append(what) if taken is None else None)
     assert len(steps) == 2 * STEPS_OF_A_ROUND
     uses = [line for line in one.stage.log if line.startswith("use")]
-    assert uses == ["use standard", "use channel", "use channel", "use standard"]
+    paths = ["use standard", "use channel", "use stream"]
+    assert uses == paths + paths[::-1]
     found = {(result["test"], result["path"]): len(result["values"]) for result in one.results()}
-    assert found == {(test, path): 2 for test in KINDS for path in ("standard", "channel", "loopback")}
+    all_tests = {(test, path): 2 for test in KINDS for path in ("standard", "channel", "loopback")}
+    assert found == all_tests | {(test, "stream"): 2 for test in ("tcp_rr", "tcp_stream", "cpu_per_gb")}
 
 
 def test_longer_slices():
