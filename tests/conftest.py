@@ -36,6 +36,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="destroy each side of a channel on Xen N times  [%(default)s]",
     )
     parser.addoption(
+        "--switches",
+        type=int,
+        default=30,
+        metavar="N",
+        help="have test_stream.py's connections go to lanes and back N times  [%(default)s]",
+    )
+    parser.addoption(
+        "--loads",
+        type=int,
+        default=3,
+        metavar="N",
+        help="have test_stream.py load its module N times under connections  [%(default)s]",
+    )
+    parser.addoption(
         "--load-seconds",
         type=float,
         default=30.0,

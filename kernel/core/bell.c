@@ -19,6 +19,9 @@ static void ring(struct vmloop_channel *channel)
 
 	channel->link->ring(channel->link);
 	took = min_t(u64, ktime_get_ns() - start, NSEC_PER_MSEC);
+	/* Somebody else may have had the CPU: not more at once than may be true. */
+	if (average)
+		took = min(took, 2 * average + NSEC_PER_USEC);
 	/* Races lose a sample, and no more. */
 	WRITE_ONCE(channel->bell_ns,
 		   average ? average - average / 8 + took / 8 : took);

@@ -203,7 +203,7 @@ int vmloop_ring_reserve(struct vmloop_ring_tx *tx, u32 size, u16 type, u16 info,
  */
 void vmloop_ring_commit(struct vmloop_ring_tx *tx)
 {
-	tx->head += tx->reserved;
+	ring_store_once(&tx->head, tx->head + tx->reserved);
 	tx->reserved = 0;
 }
 
@@ -239,7 +239,7 @@ u32 vmloop_ring_space(struct vmloop_ring_tx *tx, u32 want, void **at)
  */
 void vmloop_ring_add(struct vmloop_ring_tx *tx, u32 bytes)
 {
-	tx->head += bytes;
+	ring_store_once(&tx->head, tx->head + bytes);
 }
 
 /**

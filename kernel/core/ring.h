@@ -28,11 +28,12 @@
  *   (B) vmloop_ring_consume_publish() releases rx_tail; tx_room() acquires it:
  *       bytes have been read before they can be overwritten.
  *   (C) vmloop_ring_publish() has a full barrier between storing tx_head and
- *       loading rx_wake; vmloop_ring_wait_bytes() has one between storing
- *       rx_wake and loading tx_head: at least one of the two sees the other.
+ *       loading rx_wake; vmloop_ring_wait_bytes() and vmloop_ring_wait_after() have
+ *       one between storing rx_wake and loading tx_head: at least one of the two
+ *       sees the other.
  *   (D) the same for room: vmloop_ring_consume_publish() between rx_tail and
- *       tx_wake; tx_wait() and vmloop_ring_wait_read() between tx_wake and
- *       rx_tail.
+ *       tx_wake; tx_wait(), vmloop_ring_wait_read() and
+ *       vmloop_ring_wait_space_beside() between tx_wake and rx_tail.
  */
 #ifndef VMLOOP_RING_H
 #define VMLOOP_RING_H

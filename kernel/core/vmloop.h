@@ -28,6 +28,7 @@
  *   tell_lock		a channel's, of what is told by doorbells; interrupts off
  *   event_lock		a channel's, of what doorbells tell; interrupts off. A path's
  *			lane_event runs in it; by loopback, inside of tx_lock
+ *   a watcher's	inside of what a path's owners of rings hold; watch.c
  *
  * A path's directory_changed is called under path_mutex alone; its other callbacks,
  * and a transport's, under the core mutex. Works that must be waited for under a
@@ -462,6 +463,7 @@ void vmloop_watch_start(struct vmloop_watch *watch,
 void vmloop_watch_woken(struct vmloop_watch *watch);
 bool vmloop_watch_idle(struct vmloop_watch *watch, bool work);
 void vmloop_watch_end(struct vmloop_watch *watch);
+void vmloop_watch_later(struct vmloop_watch *watch);
 void vmloop_watch_stop(struct vmloop_watch *watch);
 void vmloop_watch_wait(struct vmloop_watch *watch);
 

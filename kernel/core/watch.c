@@ -571,6 +571,22 @@ void vmloop_watch_end(struct vmloop_watch *watch)
 EXPORT_SYMBOL_GPL(vmloop_watch_end);
 
 /**
+ * vmloop_watch_later() - have the owner woken after a while, whatever comes
+ * @watch: the watch
+ *
+ * For an owner that has had too many turns for what a peer did.
+ *
+ * Context: the owner's, before it is done.
+ */
+void vmloop_watch_later(struct vmloop_watch *watch)
+{
+	if (!watch->stopped && !hrtimer_is_queued(&watch->timer))
+		hrtimer_start(&watch->timer, ns_to_ktime(timer_ns(watch)),
+			      HRTIMER_MODE_REL_PINNED_HARD);
+}
+EXPORT_SYMBOL_GPL(vmloop_watch_later);
+
+/**
  * vmloop_watch_start() - make ready what watching a ring takes
  * @watch: the watch, zeroed, or stopped and waited for
  * @ops: what it does
@@ -594,12 +610,15 @@ EXPORT_SYMBOL_GPL(vmloop_watch_start);
  * vmloop_watch_stop() - nobody begins to look any more
  * @watch: the watch
  *
- * From now on vmloop_watch_idle() says that a doorbell must be asked for.
+ * From now on vmloop_watch_idle() says that a doorbell must be asked for. Once is
+ * enough.
  *
  * Context: the owner's, or where there is none any more.
  */
 void vmloop_watch_stop(struct vmloop_watch *watch)
 {
+	if (watch->stopped)
+		return;
 	watch->stopped = true;
 	watch_end(watch);
 	hrtimer_cancel(&watch->timer);

@@ -81,31 +81,57 @@ def test_stream(stage: str, streams: Streams) -> None:
     assert streams.counter("reset") == 0
 
 
+def test_loading(stage: str, streams: Streams, request: pytest.FixtureRequest) -> None:
+    """The module comes and goes under connections, and each time those that are new get lanes."""
+    host = streams.host
+    with duplex(streams, 12, 3600) as old:
+        for number in range(request.config.getoption("--loads")):
+            if number:
+                streams.load_stream()
+            streams.leave_after(1)
+            # What listened before the module came is not taken over.
+            with duplex(streams, 4, 3600, PORT + 1) as new:
+                until(lambda: streams.counter("rx_bytes") > 1 << 20 or new.poll() is not None, 60, "bytes by lanes")
+                host.run("rmmod vmloop_tcp", timeout=90)
+                new.terminate()
+                result = new.wait(60)
+            assert result.code == 0, f"load {number}: {result.err}"
+        old.terminate()
+        result = old.wait(60)
+    assert result.code == 0, result.err
+
+
 @contextmanager
-def duplex(streams: Streams, connections: int, seconds: int) -> Iterator[Process]:
+def duplex(streams: Streams, connections: int, seconds: int, port: int = PORT) -> Iterator[Process]:
     """Connections that carry known bytes both ways."""
     host = streams.host
-    with host.popen(inside("b", TOOLS / "duplex", "serve", PORT)) as server:
+    with host.popen(inside("b", TOOLS / "duplex", "serve", port)) as server:
         server.wait_for("ready")
-        with host.popen(inside("a", TOOLS / "duplex", "run", IP[1], PORT, connections, seconds)) as client:
+        with host.popen(inside("a", TOOLS / "duplex", "run", IP[1], port, connections, seconds)) as client:
             yield client
 
 
 @pytest.mark.main("bytes were lost or came twice where a stream goes from TCP to a lane or back")
-def test_switching(stage: str, streams: Streams) -> None:
-    """Connections go to lanes and back all the time, at any byte of either direction."""
+def test_switching(stage: str, streams: Streams, request: pytest.FixtureRequest) -> None:
+    """Connections go to lanes and back all the time, at any byte of either direction: twelve, if it is for long."""
     host = streams.host
+    switches = request.config.getoption("--switches")
     streams.leave_after(1)
     with (
-        duplex(streams, 4, 300) as client,
+        duplex(streams, 4 if switches < 1000 else 12, 300 + switches) as client,
         host.popen(f"while :; do echo 1 >{PARAMETERS}/go_back; sleep 0.002; done"),
     ):
-        until(lambda: streams.counter("back") >= 60 or client.poll() is not None, 120, "lanes that came and went")
+        # Both ends of a connection count the lane that came and went.
+        until(
+            lambda: streams.counter("back") >= 2 * switches or client.poll() is not None,
+            120 + switches,
+            "lanes that came and went",
+        )
         client.terminate()
         result = client.wait(60)
     assert result.code == 0, result.err
     assert json.loads(result.out)["received"] > 1 << 20
-    assert streams.counter("back") >= 60 and streams.counter("reset") == 0
+    assert streams.counter("back") >= 2 * switches and streams.counter("reset") == 0
     assert streams.counter("rx_bytes") > 1 << 20
 
 
@@ -140,7 +166,7 @@ def test_calls(stage: str, streams: Streams) -> None:
     seen: dict[str, tuple[str, str]] = {}
     for way in ("tcp", "lane"):
         streams.leave_after(1 if way == "lane" else NEVER)
-        port = PORT + 1 + len(seen)
+        port = PORT + 2 + len(seen)
         with host.popen(inside("b", "python3", SOCKETS, "serve", port)) as server:
             server.wait_for("ready", 60)
             client = host.run(inside("a", "python3", SOCKETS, "run", IP[1], port), timeout=120)

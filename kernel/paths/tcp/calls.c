@@ -185,6 +185,20 @@ static u32 readable_bytes(struct stream *stream)
 	return bytes;
 }
 
+/*
+ * As SO_RCVLOWAT says, but no more than comes while the sender waits for a quarter of
+ * its ring to be free.
+ */
+static u32 bytes_to_wait_for(const struct stream *stream)
+{
+	u32 bytes = max(READ_ONCE(stream->sk->sk_rcvlowat), 1);
+
+	if (stream->lane)
+		bytes = min(bytes, stream->lane->rx.size -
+					   stream->lane->rx.size / 4);
+	return bytes;
+}
+
 static bool call_is_readable(struct sock *sk)
 {
 	struct stream *stream = stream_get(sk);
@@ -196,14 +210,13 @@ static bool call_is_readable(struct sock *sk)
 	if (!stream->polled) {
 		WRITE_ONCE(stream->polled, true);
 		if (READ_ONCE(stream->heard))
-			stream_look_out(stream, false);
+			stream_look_out(stream, true);
 	}
 	/* What TCP has before it is TCP's to tell. */
 	if (READ_ONCE(stream->heard) &&
 	    (s32)(READ_ONCE(stream->seq) -
 		  READ_ONCE(tcp_sk(sk)->copied_seq)) <= 0)
-		readable = readable_bytes(stream) >=
-			   max(READ_ONCE(sk->sk_rcvlowat), 1);
+		readable = readable_bytes(stream) >= bytes_to_wait_for(stream);
 	spin_unlock_bh(&stream->lane_lock);
 	stream_put(stream);
 	return readable;

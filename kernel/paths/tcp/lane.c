@@ -12,6 +12,12 @@
 
 #include "stream.h"
 
+/*
+ * So often in a row the tasklet looks again at once, since something came while it asked
+ * for a doorbell; then a timer has it look: the peer says what comes.
+ */
+#define TURNS_MAX	32
+
 static struct stream *of_watch(const struct vmloop_watch *watch)
 {
 	return container_of(watch, struct stream, watch);
@@ -91,6 +97,9 @@ void stream_lane_up(struct vmloop_lane *lane)
 	spin_lock_bh(&stream->lane_lock);
 	vmloop_watch_start(&stream->watch, &watch_ops, lane);
 	stream->rx_told = lane->rx.tail;
+	stream->wants_bytes = false;
+	stream->wants_room = false;
+	stream->turns = 0;
 	stream->lane = lane;
 	spin_unlock_bh(&stream->lane_lock);
 	/* Pairs with the acquire of the work: the rings are there. */
@@ -217,8 +226,6 @@ void stream_lane_ended(struct vmloop_lane *lane, u32 reason)
 				  !vmloop_lane_is_final(lane);
 		decide(stream);
 	}
-	/* A doorbell may have come since it was closed. */
-	tasklet_kill(&stream->bell);
 	stream_put(stream);
 }
 
@@ -232,11 +239,11 @@ void stream_lane_event(struct vmloop_lane *lane)
 
 /*
  * Have those who wait told of what comes next: by the watcher while that is worth it,
- * else by a doorbell. What this has asked for is pending until the tasklet, which is
- * what both lead to, has called this again. Returns what has come that nobody was told
- * of, enum stream_news.
+ * else by a doorbell. Both lead to the tasklet, and what was asked for is pending until
+ * it has called this again. @tells: the caller is the tasklet, and tells. Returns what
+ * has come that nobody was told of, enum stream_news.
  */
-static unsigned int look_out(struct stream *stream, bool work)
+static unsigned int look_out(struct stream *stream, bool work, bool tells)
 {
 	struct vmloop_lane *lane = stream->lane;
 	u32 seen = vmloop_ring_seen(&lane->rx);
@@ -244,22 +251,35 @@ static unsigned int look_out(struct stream *stream, bool work)
 	bool asked = true;
 
 	lockdep_assert_held(&stream->lane_lock);
-	if (wants_bytes(stream) && seen != stream->rx_told)
+	/* Whether or not anybody wants it: a doorbell that is used up is told of. */
+	if (seen != stream->rx_told)
 		news |= STREAM_NEWS_BYTES;
 	if (stream->wants_room && stream_has_room(lane))
 		news |= STREAM_NEWS_ROOM;
-	work |= news;
-	if (work)
+	if (tells && (news & STREAM_NEWS_BYTES)) {
+		WRITE_ONCE(stream->wants_bytes, false);
+		WRITE_ONCE(stream->rx_told, seen);
+	}
+	if (tells && (news & STREAM_NEWS_ROOM))
+		WRITE_ONCE(stream->wants_room, false);
+	/* What the caller did says nothing about how long the peer takes. */
+	if (news)
 		vmloop_watch_woken(&stream->watch);
-	if (vmloop_watch_idle(&stream->watch, work))
+	if (vmloop_watch_idle(&stream->watch, work || news)) {
+		stream->turns = 0;
 		return news;
+	}
 	if (wants_bytes(stream))
 		asked = vmloop_ring_wait_after(&lane->rx, seen);
 	if (stream->wants_room)
 		asked &= vmloop_ring_wait_space_beside(&lane->tx);
 	/* Came while we asked: what the doorbell leads to, without one. */
-	if (!asked)
+	if (asked)
+		stream->turns = 0;
+	else if (++stream->turns < TURNS_MAX)
 		tasklet_schedule(&stream->bell);
+	else
+		vmloop_watch_later(&stream->watch);
 	return news;
 }
 
@@ -277,7 +297,7 @@ unsigned int stream_look_out(struct stream *stream, bool work)
 	/* It is being closed, and that is told of. */
 	if (!stream->lane)
 		return 0;
-	news = look_out(stream, work);
+	news = look_out(stream, work, false);
 	if (news)
 		tasklet_schedule(&stream->bell);
 	return news;
@@ -306,17 +326,9 @@ void stream_ring_bell(struct tasklet_struct *bell)
 	bool work = true;
 
 	spin_lock(&stream->lane_lock);
-	if (stream->lane && READ_ONCE(stream->tx) == STREAM_TX_RING &&
-	    READ_ONCE(stream->heard)) {
-		work = false;
-		news = look_out(stream, false);
-		if (news & STREAM_NEWS_BYTES) {
-			WRITE_ONCE(stream->wants_bytes, false);
-			WRITE_ONCE(stream->rx_told,
-				   vmloop_ring_seen(&stream->lane->rx));
-		}
-		if (news & STREAM_NEWS_ROOM)
-			WRITE_ONCE(stream->wants_room, false);
+	if (stream->lane && READ_ONCE(stream->heard)) {
+		work = READ_ONCE(stream->tx) != STREAM_TX_RING;
+		news = look_out(stream, false, true);
 	}
 	spin_unlock(&stream->lane_lock);
 	if (work)

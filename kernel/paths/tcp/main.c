@@ -25,7 +25,7 @@ MODULE_PARM_DESC(ring_size, "bytes of a connection's ring, a power of two from 4
 
 int stream_spin_us = -1;
 module_param_named(spin_us, stream_spin_us, int, 0644);
-MODULE_PARM_DESC(spin_us, "microseconds that a task looks at a ring before it sleeps, at most (0: never, -1: by what a doorbell costs)");
+MODULE_PARM_DESC(spin_us, "microseconds that a task looks at a ring before it sleeps, at most, up to 1000 (0: never, -1: by what a doorbell costs)");
 
 /* Whoever looks after a guest by ssh does not want to lose it to an experiment. */
 unsigned int stream_left_out[STREAM_LEFT_OUT_MAX] = { 22 };

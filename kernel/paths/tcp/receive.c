@@ -68,28 +68,46 @@ static size_t copy_out(const void *from, size_t size, struct msghdr *msg, int fl
 	return copied;
 }
 
+/* Whether somebody polls, or may, who has not asked us whether the socket can be read. */
+static bool is_polled(struct stream *stream, int flags, bool ask)
+{
+	struct sock *sk = stream->sk;
+	bool waits;
+
+	/* After a call that does not wait a program polls, for an edge as a rule. */
+	if ((flags & MSG_DONTWAIT) || sock_flag(sk, SOCK_FASYNC))
+		return true;
+	if (ask)
+		return false;	/* it is the caller who waits */
+	rcu_read_lock();
+	waits = skwq_has_sleeper(rcu_dereference(sk->sk_wq));
+	rcu_read_unlock();
+	return waits;
+}
+
 /*
  * Nothing is left: those who poll, and the caller if it is about to sleep (@ask), are
- * told of what comes next. As long as bytes are left, what was asked for before is
- * pending. The caller has rx_ring. Returns whether something has come that nobody was
- * told of.
+ * told of what comes next. As long as bytes are left nobody needs to be told of them
+ * again, and what was asked for before is pending. The caller has rx_ring. Returns
+ * whether something has come by now.
  */
-static bool look_out(struct stream *stream, bool work, bool ask)
+static bool look_out(struct stream *stream, bool work, int flags, bool ask)
 {
 	const struct vmloop_ring_rx *rx = &stream->held->rx;
 	unsigned int news;
+	bool polled;
 
-	if (!ask && !READ_ONCE(stream->polled) &&
-	    !sock_flag(stream->sk, SOCK_FASYNC))
+	polled = READ_ONCE(stream->polled) || is_polled(stream, flags, ask);
+	if (!polled && (!ask || work))
 		return false;
 	spin_lock_bh(&stream->lane_lock);
-	/* What is read needs no telling. */
-	if ((s32)(rx->tail - stream->rx_told) > 0)
-		WRITE_ONCE(stream->rx_told, rx->tail);
-	if (sock_flag(stream->sk, SOCK_FASYNC))
+	if (polled)
 		WRITE_ONCE(stream->polled, true);
-	if (ask)
+	if (ask && !work)
 		WRITE_ONCE(stream->wants_bytes, true);
+	/* What is read needs no telling; what is told of may be more. */
+	if (stream->rx_told - rx->tail > rx->size)
+		WRITE_ONCE(stream->rx_told, rx->tail);
 	news = stream_look_out(stream, work);
 	spin_unlock_bh(&stream->lane_lock);
 	return news & STREAM_NEWS_BYTES;
@@ -130,11 +148,14 @@ static int get(struct stream *stream, struct msghdr *msg, size_t size, int flags
 	if (lane->rx.broken)
 		vmloop_lane_broken(lane, lane->rx.broken);
 	else if (lane->rx.head == lane->rx.tail)
-		came = look_out(stream, done, ask && !done);
+		came = look_out(stream, done, flags, ask);
 	if (done)
 		return done;
 	if (fault)
 		return -EFAULT;
+	/* Nothing is wanted, and there is something. */
+	if (!size && !lane->rx.broken && vmloop_ring_ready(&lane->rx))
+		return 0;
 	return came ? 0 : -EAGAIN;
 }
 
@@ -318,14 +339,19 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 			if (began)
 				stream_spin_learn(stream, &stream->rx_spin, began);
 			began = 0;
+			if (waits)
+				remove_wait_queue(sk_sleep(sk), &wait);
+			waits = false;
 			ask = false;
 			if (done >= size || (flags & MSG_PEEK))
 				break;
 			continue;
 		}
 		if (got == -ERESTART) {
-			if (fatal_signal_pending(current)) {
-				got = -EINTR;
+			/* A peer that says now this, now that, does not keep us. */
+			if (left ? signal_pending(current) :
+				   fatal_signal_pending(current)) {
+				got = left ? sock_intr_errno(left) : -EINTR;
 				break;
 			}
 			cond_resched();

@@ -128,6 +128,7 @@ static void wants_space(struct sock *sk)
 
 	if (sock)
 		set_bit(SOCK_NOSPACE, &sock->flags);
+	sk_set_bit(SOCKWQ_ASYNC_NOSPACE, sk);
 }
 
 /**

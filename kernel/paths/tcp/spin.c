@@ -2,9 +2,10 @@
 /*
  * spin.c - a task looks at a ring for a while before it sleeps.
  *
- * Until it sleeps no doorbell is asked for, which spares the peer an exit to the
+ * Before that it asks for no doorbell, which spares the peer an exit to the
  * hypervisor, and us an interrupt and a switch of tasks. The core's watcher (watch.c)
- * does the same for those who poll; a task that waits for one ring alone looks by itself.
+ * does the same for those who poll, and for tasks that sleep by now, while the CPU has
+ * nothing else to do.
  *
  * How long it looks it learns, as the watcher does: longer while what it waits for comes
  * within what a doorbell is worth, shorter while it does not, down to not at all. Where the
@@ -52,7 +53,7 @@ static u32 most(struct stream *stream)
 bool stream_spin(struct stream *stream, struct stream_spin *spin,
 		 bool (*is_over)(const struct vmloop_lane *lane))
 {
-	u32 window = READ_ONCE(spin->window);
+	u32 window = min(READ_ONCE(spin->window), most(stream));
 	bool over = false;
 	u64 until, now;
 

@@ -137,8 +137,9 @@ struct stream_spin {
  * @by_tuple: in the table of those that are ours
  * @rcu: frees it
  * @work: what takes time: opens the lane, says hello, brings the stream back
- * @bell: wakes those who wait, after a doorbell
- * @lane_lock: protects @lane for those who only look
+ * @bell: wakes those who wait, after a doorbell, or what stands in for one
+ * @lane_lock: protects @lane for those who only look, what they have asked for, and the
+ *	words in our part of the region that say so
  * @lane: the lane whose rings may be touched
  * @held: the same lane until its end; held; of the core mutex
  * @nonce: of the lane
@@ -148,6 +149,7 @@ struct stream_spin {
  *	@lane_lock, as the next two
  * @wants_bytes: somebody sleeps until there are bytes
  * @wants_room: somebody waits until a quarter of our ring is free
+ * @turns: how often in a row @bell was to run again at once; under @lane_lock
  * @watch: of the lane's ring; whoever has @lane_lock is its owner
  * @rx_told: how far readers have been told of the ring; under @lane_lock, the watcher reads
  *	it
@@ -219,6 +221,7 @@ struct stream {
 	bool polled;
 	bool wants_bytes;
 	bool wants_room;
+	unsigned int turns;
 	struct vmloop_watch watch;
 	u32 rx_told;
 

@@ -116,14 +116,15 @@ bool stream_hear(struct stream *stream)
 	    le32_to_cpu(hello.seq) - READ_ONCE(tcp_sk(stream->sk)->copied_seq) >
 		    (u32)INT_MAX)
 		stream->spoilt = true;
-	stream->seq = le32_to_cpu(hello.seq);
-	WRITE_ONCE(stream->heard, true);
 	if (vmloop_ring_consume_publish(&lane->rx))
 		vmloop_lane_ring(lane);
 	/* Whoever polls, and has not read yet, is to be woken. */
 	spin_lock_bh(&stream->lane_lock);
+	stream->seq = le32_to_cpu(hello.seq);
+	WRITE_ONCE(stream->heard, true);
 	WRITE_ONCE(stream->rx_told, lane->rx.tail);
-	vmloop_ring_sleep(&lane->rx);
+	if (!vmloop_ring_sleep(&lane->rx))
+		tasklet_schedule(&stream->bell);
 	spin_unlock_bh(&stream->lane_lock);
 	return true;
 }
@@ -512,6 +513,15 @@ void stream_go_back(struct stream *stream)
 void stream_look_idle(struct stream *stream)
 {
 	u32 seen = READ_ONCE(stream->sent) + READ_ONCE(stream->got);
+
+	/* A signal is wanted by now, and nobody has read since. */
+	if (sock_flag(stream->sk, SOCK_FASYNC) && !READ_ONCE(stream->polled)) {
+		spin_lock_bh(&stream->lane_lock);
+		WRITE_ONCE(stream->polled, true);
+		if (READ_ONCE(stream->heard))
+			stream_look_out(stream, false);
+		spin_unlock_bh(&stream->lane_lock);
+	}
 
 	if (!READ_ONCE(stream->held) || seen != stream->seen) {
 		stream->seen = seen;

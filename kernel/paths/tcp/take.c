@@ -34,7 +34,7 @@
  * end without their peers, and until connections are reset.
  */
 #define LEAVE_LANES	(3 * HZ)
-#define LEAVE_TIME	(10 * HZ)
+#define LEAVE_TIME	(60 * HZ)
 
 /**
  * struct listener - a listening socket that has our ops

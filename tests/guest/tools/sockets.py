@@ -142,6 +142,21 @@ def one_byte(s: socket.socket) -> Any:
     return receive(s, 1).decode()
 
 
+def nothing(c: socket.socket) -> Any:
+    """Who wants no bytes gets none, and does not wait, where there are some."""
+    c.sendall(b"0123456789")
+    return receive(c, 1).decode()
+
+
+def nothing_server(s: socket.socket) -> Any:
+    found: list[Any] = [until(lambda: queued(s, termios.FIONREAD), 10), receive(s, 4).decode()]
+    found.append(attempt(lambda: len(s.recvmsg(0, 0, socket.MSG_DONTWAIT)[0])))
+    s.setblocking(True)
+    found.append(attempt(lambda: len(s.recvmsg(0)[0])))
+    s.sendall(b".")
+    return [*found, receive(s, 6).decode()]
+
+
 def full(c: socket.socket) -> Any:
     """Nobody reads: at some point no more goes; then all of it is read."""
     c.setblocking(False)
@@ -319,6 +334,7 @@ CASES: dict[str, tuple[Callable[[socket.socket], Any], Callable[[socket.socket],
     "peek": (peek, peek_server),
     "wait_all": (wait_all, wait_all_server),
     "no_wait": (no_wait, one_byte),
+    "nothing": (nothing, nothing_server),
     "full": (full, full_server),
     "end_seen": (end_seen, end_seen_server),
     "after_end": (after_end, end_seen_server),
