@@ -6,6 +6,7 @@ down, "-" while it runs.
 """
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vmlab import kernels, xen
+from vmlab import kernels, qemu, xen
 from vmlab.qemu import GuestSpec
 from vmlab.xen import ARRIVED, RELAY
 
@@ -53,6 +54,10 @@ class Dom0:
     def __init__(self, top, monkeypatch):
         self.top = top
         monkeypatch.setattr(xen, "XL", f"{top}/xl")
+        # Hosts of labs have all ports for themselves; here a port may be somebody's.
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            monkeypatch.setattr(qemu, "MIGRATION_PORT", probe.getsockname()[1] - 1)
         monkeypatch.setattr(kernels, "build_initramfs", lambda *_: top)
         for name, text in (("xl", FAKE_XL), ("xenstore-watch", FAKE_WATCH)):
             (top / name).write_text(text)
