@@ -2,8 +2,8 @@
 /*
  * bell.c - doorbells: which lane one of ours is for, and which one of the peer's.
  *
- * Owns what ringing costs. Context: any, also hard interrupt, under RCU or where the channel
- * cannot end; the two locks are the innermost but what a path's lane_event takes.
+ * Owns what ringing costs. Context: any, also hard interrupt, under RCU or where the
+ * channel cannot end; the two locks are the innermost but what a path's lane_event takes.
  */
 #include <linux/bitmap.h>
 #include <linux/ktime.h>
@@ -21,7 +21,7 @@ static void ring(struct vmloop_channel *channel)
 	took = min_t(u64, ktime_get_ns() - start, NSEC_PER_MSEC);
 	/* Somebody else may have had the CPU: not more at once than may be true. */
 	if (average)
-		took = min(took, 2 * average + NSEC_PER_USEC);
+		took = min_t(u64, took, 2ULL * average + NSEC_PER_USEC);
 	/* Races lose a sample, and no more. */
 	WRITE_ONCE(channel->bell_ns,
 		   average ? average - average / 8 + took / 8 : took);

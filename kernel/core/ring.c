@@ -682,5 +682,5 @@ void vmloop_ring_watch(struct vmloop_ring_rx *rx)
  */
 bool vmloop_ring_moved(const struct vmloop_ring_rx *rx)
 {
-	return ring_load_once(&rx->theirs->tx_head) != ring_load_once(&rx->tail);
+	return vmloop_ring_seen(rx) != ring_load_once(&rx->tail);
 }

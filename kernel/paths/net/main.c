@@ -31,9 +31,7 @@ err_nics:
 
 static void __exit net_exit(void)
 {
-	/*
-	 * First no more large datagrams, then no more frames, then no hooks.
-	 */
+	/* First no more large datagrams, then no more frames, then no hooks. */
 	net_large_exit();
 	vmloop_path_unregister(&net_path);
 	net_nics_exit();

@@ -72,7 +72,7 @@ bool stream_spin(struct stream *stream, struct stream_spin *spin,
 
 	/* It is over, but somebody had our CPU meanwhile. */
 	if (now >= until) {
-		spin->misses = min(spin->misses + 1, MISSES_MAX);
+		spin->misses = min_t(unsigned int, spin->misses + 1, MISSES_MAX);
 		WRITE_ONCE(spin->rest_until, jiffies + REST_TIME);
 	} else if (over) {
 		spin->misses = 0;

@@ -304,8 +304,7 @@ static inline u32 stream_untaken(const struct vmloop_lane *lane)
 
 static inline u32 stream_arrived(const struct vmloop_lane *lane)
 {
-	return min(READ_ONCE(lane->rx.theirs->tx_head) -
-			   READ_ONCE(lane->rx.tail),
+	return min(vmloop_ring_seen(&lane->rx) - READ_ONCE(lane->rx.tail),
 		   lane->rx.size);
 }
 
