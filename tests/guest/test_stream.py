@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.one_stage, pytest.mark.kvm_only]
 PORT = 5501
 PARAMETERS = "/sys/module/vmloop_tcp/parameters"
 SOCKETS = Path(__file__).parent / "tools/sockets.py"
+LATE = Path(__file__).parent / "tools/late.py"
 NEVER = 2_000_000_000
 
 
@@ -157,6 +158,35 @@ def test_ends(stage: str, streams: Streams, end: str) -> None:
     assert result.code == 0, result.err
     if end != "module":
         assert streams.counter("back") >= 2 and streams.counter("reset") == 0
+
+
+@pytest.mark.parametrize("end", ["back", pytest.param("module", marks=pytest.mark.main("rmmod waited for programs"))])
+@pytest.mark.parametrize(("first", "buffer"), [(0, 0), (100_001, 0), (0, 8192)])
+def test_late_reader(stage: str, streams: Streams, end: str, first: int, buffer: int) -> None:
+    """A lane ends before its bytes are read: TCP has them, in order, and nothing waits for the reader."""
+    host = streams.host
+    size = 16 << 20
+    streams.leave_after(1)
+    with host.popen(inside("b", "python3", LATE, "serve", PORT, first, buffer)) as reader:
+        reader.wait_for("ready", 60)
+        with host.popen(inside("a", "python3", LATE, "send", IP[1], PORT, size)):
+            reader.wait_for("waiting", 60)
+            # A ring that is full, or what it took to fill it is in the way there.
+            until(lambda: streams.counter("tx_bytes") - streams.counter("rx_bytes") >= 256 << 10, 60, "a ring is full")
+            if end == "module":
+                host.run("rmmod vmloop_tcp", timeout=30)
+            else:
+                streams.leave_after(NEVER)
+                host.run(f"echo 1 >{PARAMETERS}/go_back")
+                until(lambda: streams.counter("back") == 2, 30, "both ends are back")
+                assert streams.counter("reset") == 0
+            reader.terminate()
+            until(lambda: reader.out.count("\n") == 3, 60, "the reader's last words")
+    _, before, last = reader.out.splitlines()
+    word, bytes_read, after = last.split()
+    assert (word, int(bytes_read)) == ("right", size)
+    if buffer:
+        assert after == before.split()[1], "the program's receive buffer has another size"
 
 
 @pytest.mark.main("a program saw another socket than TCP's")

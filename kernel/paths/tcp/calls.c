@@ -70,10 +70,8 @@ static int give_back(struct stream *stream)
 	unsigned long until = jiffies + GIVE_TIME;
 	struct sock *sk = stream->sk;
 
-	set_bit(STREAM_GIVEN_BACK, &stream->flags);
 	for (;;) {
 		stream_leave(stream);
-		stream_get_over(stream);
 		lock_sock(sk);
 		if (stream_is_plain(stream)) {
 			stream_release(stream);
@@ -175,14 +173,8 @@ static int call_sendpage(struct sock *sk, struct page *page, int offset, size_t 
 /* Bytes to be read that are not TCP's, by a look at positions that move. */
 static u32 readable_bytes(struct stream *stream)
 {
-	const struct vmloop_lane *lane = stream->lane;
-	u32 bytes;
-
 	lockdep_assert_held(&stream->lane_lock);
-	bytes = READ_ONCE(stream->rest_size) - READ_ONCE(stream->rest_at);
-	if (lane)
-		bytes += stream_arrived(lane);
-	return bytes;
+	return stream->lane ? stream_arrived(stream->lane) : 0;
 }
 
 /*
@@ -362,16 +354,22 @@ static int call_psock_update(struct sock *sk, struct sk_psock *psock, bool resto
 
 /* The end ------------------------------------------------------------------ */
 
-/* Whether the application has not read all that has come by a lane. */
+/* Whether the application has not read all that has come, while there is a lane. */
 static bool has_unread(struct stream *stream)
 {
-	bool unread;
+	const struct tcp_sock *tp = tcp_sk(stream->sk);
+	bool unread = false;
+	u32 at;
 
 	mutex_lock(&stream->rx_ring);
-	unread = stream->heard &&
-		 (stream->rest_at < stream->rest_size ||
-		  (!stream->closed && READ_ONCE(stream->held) &&
-		   vmloop_ring_ready(&stream->held->rx)));
+	if (stream->heard) {
+		at = READ_ONCE(tp->copied_seq);
+		/* What TCP has behind @seq is ours. */
+		unread = (at != stream->seq && at != READ_ONCE(tp->rcv_nxt)) ||
+			 !skb_queue_empty(&stream->kept) ||
+			 (!stream->closed && READ_ONCE(stream->held) &&
+			  vmloop_ring_ready(&stream->held->rx));
+	}
 	mutex_unlock(&stream->rx_ring);
 	return unread;
 }
@@ -432,8 +430,6 @@ static void call_close(struct sock *sk, long timeout)
 				return;
 			}
 			close_with_reset(sk);
-		} else {
-			stream_get_over(stream);
 		}
 		stream_put(stream);
 	}

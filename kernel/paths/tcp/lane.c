@@ -64,7 +64,7 @@ int stream_lane_open(struct vmloop_lane *lane)
 {
 	struct stream *stream = lane->priv;
 
-	if (stream->held || stream->tx != STREAM_TX_TCP || stream->heard)
+	if (stream->held || stream->tx != STREAM_TX_TCP)
 		return -EBUSY;
 	stream_hold(stream);
 	vmloop_lane_get(lane);
@@ -75,6 +75,8 @@ int stream_lane_open(struct vmloop_lane *lane)
 	stream->unsent_at = 0;
 	stream->closed = false;
 	stream->got = 0;
+	stream->kept_bytes = 0;
+	stream->rcvbuf_set = 0;
 	stream->up = false;
 	stream->ended = false;
 	stream->carried = false;
@@ -212,6 +214,9 @@ void stream_lane_close(struct vmloop_lane *lane)
 	if (stream->tx != STREAM_TX_BACK || was_heard(stream, lane)) {
 		stream->carried = stream->tx == STREAM_TX_BACK && stream->heard;
 		decide(stream);
+	} else {
+		/* What was kept becomes TCP's now. */
+		stream_queue(stream, 0);
 	}
 }
 

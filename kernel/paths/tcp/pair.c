@@ -160,7 +160,8 @@ void stream_not_now(struct stream *stream, bool refused)
 /*
  * Whether a connection can have a lane now. Before accept() it has no socket; with
  * other ops somebody reads beside us; and what else a program asked TCP for, a lane
- * does not carry.
+ * does not carry. What a lane leaves unread is put into the receive queue: a peer must not
+ * fill that by one lane after the other.
  */
 static bool may_leave(struct stream *stream)
 {
@@ -179,6 +180,7 @@ static bool may_leave(struct stream *stream)
 	      !READ_ONCE(stream->held) && sk->sk_state == TCP_ESTABLISHED &&
 	      !sk->sk_shutdown && sk->sk_peek_off < 0 &&
 	      !stream_is_in_use(sk) && !sock_flag(sk, SOCK_RCVTSTAMP) &&
+	      atomic_read(&sk->sk_rmem_alloc) <= READ_ONCE(sk->sk_rcvbuf) &&
 	      !sk->sk_tsflags && !tcp_sk(sk)->recvmsg_inq;
 	bh_unlock_sock(sk);
 	local_bh_enable();

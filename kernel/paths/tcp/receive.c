@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * receive.c - what an application receives: TCP's up to where the peer has stopped to
- * send by TCP, then the ring's, then what was kept of it when the ring went, then
- * TCP's again.
+ * send by TCP, then the ring's, then TCP's again, to which merge.c has given what was
+ * in the ring when it went.
  *
  * Context: process context.
  */
@@ -20,9 +20,7 @@ enum source {
 	FROM_TCP,		/* all that it has */
 	FROM_TCP_BEFORE,	/* what the peer sent by it before the ring */
 	FROM_RING,
-	FROM_REST,
 	FROM_NOWHERE,		/* what follows is not known yet */
-	FROM_SKIP,		/* TCP has something for us first */
 };
 
 /*
@@ -40,20 +38,10 @@ static enum source source_of(struct stream *stream, u32 *limit)
 	*limit = stream->seq - READ_ONCE(tcp_sk(sk)->copied_seq);
 	if ((s32)*limit > 0)
 		return FROM_TCP_BEFORE;
-	if (stream->rest_at < stream->rest_size)
-		return FROM_REST;
-	if (!stream->closed)
-		return FROM_RING;
-	if (READ_ONCE(stream->held))
+	/* What was kept is TCP's soon. */
+	if (stream->closed || !skb_queue_empty(&stream->kept))
 		return FROM_NOWHERE;
-	/* Behind a FIN there is nothing to skip. */
-	if ((s32)*limit < 0 && !stream->skipping)
-		stream->skip = 0;
-	if (stream->skip)
-		return FROM_SKIP;
-	/* That was the way back. */
-	WRITE_ONCE(stream->heard, false);
-	return FROM_TCP;
+	return FROM_RING;
 }
 
 static size_t copy_out(const void *from, size_t size, struct msghdr *msg, int flags)
@@ -159,71 +147,6 @@ static int get(struct stream *stream, struct msghdr *msg, size_t size, int flags
 	return came ? 0 : -EAGAIN;
 }
 
-/* The caller has rx_ring. */
-static int get_rest(struct stream *stream, struct msghdr *msg, size_t size, int flags)
-{
-	size_t copied;
-
-	if (!size)
-		return 0;
-	size = min_t(size_t, size, stream->rest_size - stream->rest_at);
-	copied = copy_out(stream->rest + stream->rest_at, size, msg, flags);
-	if (flags & MSG_PEEK)
-		return copied ?: -EFAULT;
-	WRITE_ONCE(stream->rest_at, stream->rest_at + copied);
-	if (stream->rest_at == stream->rest_size) {
-		kvfree(stream->rest);
-		stream->rest = NULL;
-		spin_lock_bh(&stream->lane_lock);
-		stream->rest_at = 0;
-		stream->rest_size = 0;
-		spin_unlock_bh(&stream->lane_lock);
-	}
-	return copied ?: -EFAULT;
-}
-
-/**
- * stream_skip() - take what TCP has for us, and not for the application
- * @stream: the stream; rx_mutex held
- *
- * An error is left for the application to see.
- *
- * Return: 0 if nothing is left of it; -EAGAIN if there is, or something is before it;
- * -ESHUTDOWN if it will not come any more.
- */
-int stream_skip(struct stream *stream)
-{
-	u8 nobody[sizeof(struct stream_return)];
-	struct msghdr msg = {};
-	struct kvec part;
-	int got = 0;
-
-	lockdep_assert_held(&stream->rx_mutex);
-	while (stream->skip &&
-	       READ_ONCE(tcp_sk(stream->sk)->copied_seq) == stream->seq) {
-		mutex_lock(&stream->rx_ring);
-		stream->skipping = true;
-		mutex_unlock(&stream->rx_ring);
-		part.iov_base = nobody;
-		part.iov_len = stream->skip;
-		iov_iter_kvec(&msg.msg_iter, ITER_DEST, &part, 1, stream->skip);
-		got = compat_recvmsg(stream_base[stream->family], stream->sk,
-				     &msg, stream->skip, MSG_DONTWAIT);
-		mutex_lock(&stream->rx_ring);
-		stream->skipping = false;
-		if (got > 0) {
-			stream->skip -= got;
-			WRITE_ONCE(stream->seq, stream->seq + got);
-		}
-		mutex_unlock(&stream->rx_ring);
-		if (got <= 0) {
-			stream_keep_error(stream->sk, got);
-			return got == -EAGAIN ? got : -ESHUTDOWN;
-		}
-	}
-	return stream->skip ? -EAGAIN : 0;
-}
-
 static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int flags)
 {
 	enum source source;
@@ -245,14 +168,6 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int fl
 	case FROM_TCP:
 		got = compat_recvmsg(stream_base[stream->family], stream->sk, msg,
 				     size, (flags & ~MSG_WAITALL) | MSG_DONTWAIT);
-		break;
-	case FROM_SKIP:
-		got = stream_skip(stream);
-		/* 0 is the end of the stream to our caller: it is to look again. */
-		if (!got)
-			got = -ERESTART;
-		else if (got == -ESHUTDOWN)
-			got = sock_error(stream->sk);
 		break;
 	default:
 		got = -ERESTART;
@@ -285,9 +200,6 @@ static int receive_once(struct stream *stream, struct msghdr *msg, size_t size,
 		else if (got == -EAGAIN &&
 			 (READ_ONCE(sk->sk_shutdown) & RCV_SHUTDOWN))
 			got = 0;
-		break;
-	case FROM_REST:
-		got = get_rest(stream, msg, size, flags);
 		break;
 	case FROM_NOWHERE:
 		got = READ_ONCE(sk->sk_err) ? sock_error(sk) : -EAGAIN;

@@ -22,6 +22,7 @@
 #include <linux/kref.h>
 #include <linux/mutex.h>
 #include <linux/rhashtable-types.h>
+#include <linux/skbuff.h>
 #include <linux/socket.h>
 #include <linux/spinlock.h>
 #include <linux/srcu.h>
@@ -70,7 +71,6 @@ enum stream_tx {
 enum stream_flag {
 	STREAM_OURS,		/* it is one of a peer's, and found by its tuple */
 	STREAM_STAYS,		/* it is not to leave TCP any more */
-	STREAM_GIVEN_BACK,	/* nor to keep anything: the kernel is to have it */
 	STREAM_WANTED,		/* a lane is to be opened, or is */
 	STREAM_SHUT,		/* the application sends nothing more: a FIN follows */
 	STREAM_GO_BACK,		/* it is to go back to TCP once; it may leave it again */
@@ -175,11 +175,11 @@ struct stream_spin {
  * @seq: with @heard: where TCP stops, and the ring begins
  * @closed: the ring is not read any more
  * @got: bytes of the application's that came by the ring, modulo 2^32
- * @rest: of those, the ones that the application had not read when the ring went
- * @rest_size: bytes of @rest
- * @rest_at: bytes of @rest that it has read
- * @skip: bytes of the peer's struct stream_return that TCP still has for us
- * @skipping: they are being taken: @seq and TCP's position do not fit
+ * @kept: of those, the ones that the application had not read when the ring went, and
+ *	that are not TCP's yet
+ * @kept_bytes: how many were kept in the life of the lane
+ * @rcvbuf: the size of the receive buffer before those became TCP's
+ * @rcvbuf_set: and the one that it was given for them; 0: none
  *
  * @up: both ends have the lane; set once for each
  * @ended: what became of the lane is known; what follows is final
@@ -246,11 +246,10 @@ struct stream {
 	u32 seq;
 	bool closed;
 	u32 got;
-	u8 *rest;
-	u32 rest_size;
-	u32 rest_at;
-	u32 skip;
-	bool skipping;
+	struct sk_buff_head kept;
+	u32 kept_bytes;
+	int rcvbuf;
+	int rcvbuf_set;
 
 	bool up;
 	bool ended;
@@ -388,11 +387,15 @@ void stream_work(struct work_struct *work);
 bool stream_hear(struct stream *stream);
 void stream_keep(struct stream *stream);
 void stream_reset(struct stream *stream);
-void stream_get_over(struct stream *stream);
 void stream_look_idle(struct stream *stream);
 void stream_leave(struct stream *stream);
 void stream_go_back(struct stream *stream);
 bool stream_is_plain(struct stream *stream);
+
+/* merge.c; the socket locked */
+struct sk_buff *stream_merge_make(unsigned int size);
+int stream_merge(struct sock *sk, u32 seq, struct sk_buff_head *kept);
+int stream_merge_cut(struct sock *sk, u32 seq, u32 size);
 
 /* spin.c; process context */
 bool stream_spin(struct stream *stream, struct stream_spin *spin,
@@ -405,6 +408,5 @@ void stream_keep_error(struct sock *sk, int err);
 int stream_send_by_tcp(struct stream *stream, void *from, size_t size);
 int stream_receive(struct stream *stream, struct msghdr *msg, size_t size,
 		   int flags);
-int stream_skip(struct stream *stream);
 
 #endif /* VMLOOP_STREAM_H */

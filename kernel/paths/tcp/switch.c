@@ -8,7 +8,7 @@
  * the ring. Nothing but the hello is sent before both ends have heard each other.
  *
  * The way back begins with the lane's end, whoever wanted it. What the receiver has
- * not read by then it keeps in memory of its own. Both ends say by TCP, where they
+ * not read by then becomes TCP's (merge.c). Both ends say by TCP, where they
  * had stopped, how many bytes came by the ring; the sender sends by TCP what did
  * not, from a copy, and goes on. TCP is reliable, so this is exact whatever became of
  * the shared memory. Only where a lane ended between hello and the first byte, and
@@ -30,6 +30,13 @@
 
 /* A peer that does not say what it has got is one that does not go on. */
 #define ANSWER_TIME	(60 * HZ)
+
+/*
+ * How much more than it is asked to TCP takes for the sake of a peer's answer: a peer that
+ * names a byte far away gets no more memory of ours.
+ */
+#define ROOM_LEAST	(64 << 10)
+#define ROOM_MAX	(8 << 20)
 
 /* A peer that does not answer a hello keeps the application from sending. */
 #define SAID_TIME	(HZ / 5)
@@ -129,49 +136,54 @@ bool stream_hear(struct stream *stream)
 	return true;
 }
 
+/* An skb of what the ring has next; NULL if that cannot be had. */
+static struct sk_buff *take(struct vmloop_lane *lane, u32 size)
+{
+	struct sk_buff *skb = stream_merge_make(size);
+	u32 at, bytes;
+	const void *from;
+
+	if (!skb)
+		return NULL;
+	for (at = 0; at < skb->len; at += bytes) {
+		bytes = vmloop_ring_bytes(&lane->rx, at, skb->len - at, &from);
+		bytes = min(bytes, skb->len - at);
+		if (!bytes || skb_store_bits(skb, at, from, bytes)) {
+			kfree_skb(skb);
+			return NULL;
+		}
+	}
+	vmloop_ring_take(&lane->rx, skb->len);
+	return skb;
+}
+
 /**
  * stream_keep() - have what came by the ring in memory of our own
  * @stream: a stream whose lane is up; rx_ring held
  *
- * Without memory it stays unread, and the peer sends it again by TCP; the same if
- * the kernel is to have the socket, which knows nothing of ours.
+ * It is TCP's by the next merge(). Without memory it stays unread, and the peer sends it
+ * again by TCP.
  */
 void stream_keep(struct stream *stream)
 {
 	struct vmloop_lane *lane = stream->held;
-	u32 left = stream->rest_size - stream->rest_at;
-	u32 size, at, bytes;
-	const void *from;
-	u8 *rest;
+	struct sk_buff *skb;
+	u32 size, at;
 
 	lockdep_assert_held(&stream->rx_ring);
-	if (!stream->heard || stream->closed || stream_leaving() ||
-	    test_bit(STREAM_GIVEN_BACK, &stream->flags) ||
-	    !vmloop_ring_ready(&lane->rx))
+	if (!stream->heard || stream->closed || !vmloop_ring_ready(&lane->rx))
 		return;
 	size = lane->rx.head - lane->rx.tail;
 	/* A peer that goes on and on is not kept for. */
-	if (left + size > 2 * lane->rx.size)
+	if (stream->kept_bytes + size > 2 * lane->rx.size)
 		return;
-	rest = size ? kvmalloc(left + size, GFP_KERNEL) : NULL;
-	if (!rest)
-		return;
-	if (left)
-		memcpy(rest, stream->rest + stream->rest_at, left);
-	for (at = 0; at < size; at += bytes) {
-		bytes = vmloop_ring_bytes(&lane->rx, 0, size - at, &from);
-		bytes = min(bytes, size - at);
-		if (!bytes)
+	for (at = 0; at < size; at += skb->len) {
+		skb = take(lane, size - at);
+		if (!skb)
 			break;
-		memcpy(rest + left + at, from, bytes);
-		vmloop_ring_take(&lane->rx, bytes);
+		__skb_queue_tail(&stream->kept, skb);
 	}
-	kvfree(stream->rest);
-	stream->rest = rest;
-	spin_lock_bh(&stream->lane_lock);
-	stream->rest_at = 0;
-	stream->rest_size = left + at;
-	spin_unlock_bh(&stream->lane_lock);
+	stream->kept_bytes += at;
 	stream->got += at;
 	stream_count(STREAM_RX_BYTES, at);
 	if (vmloop_ring_consume_publish(&lane->rx))
@@ -179,11 +191,77 @@ void stream_keep(struct stream *stream)
 	vmloop_ring_sleep(&lane->rx);
 }
 
+/*
+ * Whether the socket's queue is the connection's: not of one that has been destroyed,
+ * or disconnected. The caller has the socket locked.
+ */
+static bool has_queue(const struct stream *stream)
+{
+	const struct sock *sk = stream->sk;
+
+	return !test_bit(STREAM_DEAD, &stream->flags) &&
+	       (sk->sk_state != TCP_CLOSE || inet_sk(sk)->inet_dport);
+}
+
+/*
+ * The peer's answer is to reach us, though the application does not read what is before
+ * it: the receive buffer has room for what is to come by TCP up to there. Our own answer
+ * tells the peer. The caller has the socket locked, and rx_ring.
+ */
+static void make_room(struct stream *stream)
+{
+	struct sock *sk = stream->sk;
+	s32 left = stream->seq + sizeof(struct stream_return) - tcp_sk(sk)->rcv_nxt;
+	int room;
+
+	if (!stream->heard || left <= 0)
+		return;
+	/* Twice as much is what TCP takes bytes to cost in memory. */
+	room = atomic_read(&sk->sk_rmem_alloc) + 2 * min(left, ROOM_MAX) + ROOM_LEAST;
+	if (sk->sk_rcvbuf < room)
+		WRITE_ONCE(sk->sk_rcvbuf, room);
+}
+
+/*
+ * What was kept becomes TCP's. The caller has the socket locked. Returns 0; -EAGAIN as long
+ * as TCP has not what is before it; -ENOMEM; -ENOTCONN.
+ */
+static int merge(struct stream *stream)
+{
+	struct sock *sk = stream->sk;
+	int was = sk->sk_rcvbuf, err;
+
+	if (!has_queue(stream))
+		return -ENOTCONN;
+	mutex_lock(&stream->rx_ring);
+	err = stream_merge(sk, stream->seq, &stream->kept);
+	if (stream->closed)
+		make_room(stream);
+	mutex_unlock(&stream->rx_ring);
+	if (sk->sk_rcvbuf != was) {
+		if (stream->rcvbuf_set != was)
+			stream->rcvbuf = was;
+		stream->rcvbuf_set = sk->sk_rcvbuf;
+	}
+	return err;
+}
+
+/* The receive buffer is as large again as it was, unless others have set it. */
+static void reset_rcvbuf(struct stream *stream)
+{
+	struct sock *sk = stream->sk;
+
+	if (stream->rcvbuf_set && sk->sk_rcvbuf == stream->rcvbuf_set)
+		WRITE_ONCE(sk->sk_rcvbuf, stream->rcvbuf);
+	stream->rcvbuf_set = 0;
+}
+
 /* The lane is up: go over when the peer has heard us, and we it. */
 static void go_over(struct stream *stream)
 {
 	struct vmloop_lane *lane = stream->held;
 	bool changed = false, late;
+	int err = 0;
 
 	if (stream->tx == STREAM_TX_TCP && !READ_ONCE(stream->down) &&
 	    !say_hello(stream)) {
@@ -201,6 +279,9 @@ static void go_over(struct stream *stream)
 		mutex_lock(&stream->rx_ring);
 		stream_keep(stream);
 		mutex_unlock(&stream->rx_ring);
+		lock_sock(stream->sk);
+		err = merge(stream);
+		release_sock(stream->sk);
 		changed = true;
 	}
 
@@ -222,16 +303,21 @@ static void go_over(struct stream *stream)
 		vmloop_lane_shut(lane, VMLOOP_REASON_NONE);
 	else if (stream->tx == STREAM_TX_SAID)
 		stream_queue(stream, SAID_TIME / 4);
+	if (err == -EAGAIN || err == -ENOMEM)
+		stream_queue(stream, RETRY_MAX);
 }
 
-/* Bytes of TCP's from a sequence number on, not taken. False if not all are there. */
+/*
+ * Bytes of TCP's from a sequence number on, not taken. False if not all are there. The
+ * caller has the socket locked.
+ */
 static bool peek(struct sock *sk, u32 seq, void *to, unsigned int size)
 {
 	unsigned int done = 0, part;
 	struct sk_buff *skb;
 	u32 offset;
 
-	lock_sock(sk);
+	sock_owned_by_me(sk);
 	skb_queue_walk(&sk->sk_receive_queue, skb) {
 		offset = seq + done - TCP_SKB_CB(skb)->seq;
 		if (offset >= skb->len)
@@ -243,7 +329,6 @@ static bool peek(struct sock *sk, u32 seq, void *to, unsigned int size)
 		if (done == size)
 			break;
 	}
-	release_sock(sk);
 	return done == size;
 }
 
@@ -272,22 +357,86 @@ static int tell(struct stream *stream)
 	return 0;
 }
 
-/* See what the peer has got of what we sent. 0; -EAGAIN; -EPROTO if that cannot be. */
-static int ask(struct stream *stream)
+/*
+ * See what the peer has got of what we sent, and take that out of TCP's queue, in which
+ * the application may read on from now on. The caller has the socket locked. Returns 0;
+ * -EAGAIN; -EPROTO if it cannot be; -ENOTCONN.
+ */
+static int hear_answer(struct stream *stream)
 {
 	struct stream_return answer;
+	struct sock *sk = stream->sk;
+	int err;
 	u32 got;
 
-	if (stream->answered)
-		return 0;
-	if (!peek(stream->sk, stream->seq, &answer, sizeof(answer)))
+	err = merge(stream);
+	if (err)
+		return err == -ENOMEM ? -EAGAIN : err;
+	if (!peek(sk, stream->seq, &answer, sizeof(answer)))
 		return -EAGAIN;
 	got = le32_to_cpu(answer.got) - stream->unsent_from;
 	if (le64_to_cpu(answer.nonce) != stream->nonce || got > stream->unsent_size)
 		return -EPROTO;
+	mutex_lock(&stream->rx_ring);
+	err = stream_merge_cut(sk, stream->seq, sizeof(answer));
+	if (!err)
+		WRITE_ONCE(stream->heard, false);
+	mutex_unlock(&stream->rx_ring);
+	if (err)
+		return -EAGAIN;
+	reset_rcvbuf(stream);
 	stream->unsent_at = got;
 	stream->answered = true;
 	return 0;
+}
+
+static int ask(struct stream *stream)
+{
+	int err;
+
+	if (stream->answered)
+		return 0;
+	lock_sock(stream->sk);
+	err = hear_answer(stream);
+	release_sock(stream->sk);
+	if (!err)
+		wake(stream);
+	return err;
+}
+
+/*
+ * The connection cannot go on. What came before its end can be read, and nothing behind
+ * it that is ours. Returns 0 or -ENOMEM: try again.
+ */
+static int forget(struct stream *stream)
+{
+	struct sock *sk = stream->sk;
+	int err = 0;
+	u32 seq;
+
+	lock_sock(sk);
+	/* Without a lane's bytes all is TCP's; one that has ended in order has said all. */
+	if (!stream->heard || !has_queue(stream) ||
+	    (!stream->spoilt && (!stream->carried || !hear_answer(stream))))
+		goto out;
+	seq = stream->seq;
+	if (before(seq, tcp_sk(sk)->copied_seq))
+		seq = tcp_sk(sk)->copied_seq;	/* a lie */
+	else
+		err = merge(stream);
+	/* What is between is lost, and so are those. */
+	if (err == -EAGAIN)
+		err = 0;
+	if (!err && before(seq, tcp_sk(sk)->rcv_nxt)) {
+		mutex_lock(&stream->rx_ring);
+		err = stream_merge_cut(sk, seq, tcp_sk(sk)->rcv_nxt - seq);
+		if (!err)
+			WRITE_ONCE(stream->seq, tcp_sk(sk)->rcv_nxt);
+		mutex_unlock(&stream->rx_ring);
+	}
+out:
+	release_sock(sk);
+	return err;
 }
 
 /* Send by TCP what the peer has not got by the ring. As tell(). */
@@ -333,11 +482,9 @@ static void go_on(struct stream *stream)
 	bool refused = !stream->up;
 
 	mutex_lock(&stream->rx_ring);
-	/* Where nothing came, nothing is to be skipped. */
-	if (stream->heard && stream->carried)
-		WRITE_ONCE(stream->skip, sizeof(struct stream_return));
-	else
-		WRITE_ONCE(stream->heard, false);
+	/* Of a peer that has sent what it must not, or of a connection that has ended. */
+	__skb_queue_purge(&stream->kept);
+	WRITE_ONCE(stream->heard, false);
 	mutex_unlock(&stream->rx_ring);
 
 	mutex_lock(&stream->tx_ring);
@@ -349,12 +496,6 @@ static void go_on(struct stream *stream)
 		stream_count(STREAM_BACK, 1);
 	WRITE_ONCE(stream->held, NULL);
 	vmloop_lane_put(lane);
-	/* Else TCP takes it for something that nobody has read. */
-	if (!test_bit(STREAM_DEAD, &stream->flags) &&
-	    mutex_trylock(&stream->rx_mutex)) {
-		stream_skip(stream);
-		mutex_unlock(&stream->rx_mutex);
-	}
 	stream_not_now(stream, refused);
 	wake(stream);
 }
@@ -368,6 +509,16 @@ static int settle(struct stream *stream)
 		return -EPROTO;
 	if (!stream->carried)
 		return 0;
+	/* What has come can be read, whatever the peer does now, and its answer can come. */
+	if (!stream->answered) {
+		bool kept = !skb_queue_empty(&stream->kept);
+
+		lock_sock(stream->sk);
+		err = merge(stream);
+		release_sock(stream->sk);
+		if (kept && !err)
+			wake(stream);
+	}
 	err = tell(stream);
 	if (!err)
 		err = ask(stream);
@@ -379,7 +530,7 @@ static int settle(struct stream *stream)
 /* What became of the lane is known. */
 static void come_back(struct stream *stream)
 {
-	int err = is_gone(stream) ? 0 : settle(stream);
+	int err = is_gone(stream) ? -ENOTCONN : settle(stream);
 
 	if (err == -EAGAIN) {
 		if (!stream->retry)
@@ -390,8 +541,13 @@ static void come_back(struct stream *stream)
 			return;
 		}
 	}
-	if (err)
+	if (err) {
+		if (forget(stream)) {
+			stream_queue(stream, RETRY_MAX);
+			return;
+		}
 		stream_reset(stream);
+	}
 	go_on(stream);
 }
 
@@ -403,7 +559,6 @@ static void catch_up(struct stream *stream)
 	struct sock *sk = stream->sk;
 
 	if (orphan) {
-		stream_get_over(stream);
 		stream->orphan = NULL;
 		sock_release(orphan);
 		return;
@@ -449,33 +604,10 @@ void stream_work(struct work_struct *work)
 	stream_put(stream);
 }
 
-/**
- * stream_get_over() - take what TCP has for us, if nothing is before it
- * @stream: the stream; somebody may read it beside us
- *
- * Context: process context, with none of the stream's mutexes.
- */
-void stream_get_over(struct stream *stream)
-{
-	mutex_lock(&stream->rx_mutex);
-	stream_skip(stream);
-	mutex_unlock(&stream->rx_mutex);
-	mutex_lock(&stream->rx_ring);
-	/* A FIN may be there, and counts as a byte. */
-	if (!stream->skipping &&
-	    (s32)(stream->seq - READ_ONCE(tcp_sk(stream->sk)->copied_seq)) < 0)
-		stream->skip = 0;
-	if (stream->heard && !stream->held && !stream->skip &&
-	    stream->rest_at == stream->rest_size)
-		WRITE_ONCE(stream->heard, false);
-	mutex_unlock(&stream->rx_ring);
-}
-
 /** stream_is_plain() - whether TCP carries all, and nothing is outstanding */
 bool stream_is_plain(struct stream *stream)
 {
-	return !READ_ONCE(stream->held) && !READ_ONCE(stream->heard) &&
-	       !READ_ONCE(stream->orphan) &&
+	return !READ_ONCE(stream->held) && !READ_ONCE(stream->orphan) &&
 	       !test_bit(STREAM_SHUT, &stream->flags);
 }
 

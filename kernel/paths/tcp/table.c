@@ -59,7 +59,7 @@ static void stream_free(struct kref *refs)
 {
 	struct stream *stream = container_of(refs, struct stream, refs);
 
-	kvfree(stream->rest);
+	__skb_queue_purge(&stream->kept);
 	kvfree(stream->unsent);
 	sock_put(stream->sk);
 	kfree_rcu(stream, rcu);
@@ -115,6 +115,7 @@ struct stream *stream_make(struct sock *sk, unsigned int family, bool active)
 	mutex_init(&stream->tx_ring);
 	mutex_init(&stream->rx_mutex);
 	mutex_init(&stream->rx_ring);
+	__skb_queue_head_init(&stream->kept);
 	INIT_HLIST_NODE(&stream->by_tuple);
 	if (rhashtable_lookup_insert_fast(&socks, &stream->by_sock, by_sock)) {
 		kfree(stream);

@@ -290,9 +290,7 @@ static void give_back(struct stream *stream)
 	struct sock *sk = stream->sk;
 
 	stream_leave(stream);
-	stream_get_over(stream);
 	lock_sock(sk);
-	/* Of one that was reset nobody reads what was kept. */
 	if (stream_is_plain(stream) ||
 	    (!READ_ONCE(stream->held) && sk->sk_state == TCP_CLOSE))
 		stream_release(stream);
@@ -389,7 +387,7 @@ void stream_take_exit(void)
 			vmloop_path_unregister(&stream_path);
 			lanes = false;
 		}
-		/* Nor by TCP; or nobody reads what was kept. */
+		/* Nor by TCP. */
 		if (time_after(jiffies, start + LEAVE_TIME))
 			stream_each(stream_reset);
 		schedule_timeout_uninterruptible(HZ / 100);
