@@ -10,6 +10,9 @@ from tests.guest.test_frozen import PORT, asleep
 
 SOCKETS = 12
 """Enough for each of two lanes to have some, but for once in 2,000 times."""
+BYTES, RATE = "100", "10"
+"""Of a datagram, and datagrams a second of each socket: a ring is not filled for half a minute. When the guest
+wakes up, it reads on where it had been: what was written over by then breaks its channel."""
 
 
 def cpus(guest) -> int:
@@ -58,7 +61,7 @@ def test_one_lane_stalls(net: Net, g1, g2) -> None:
     with known_neighbours(g1, g2):
         with asleep(net, g2, g1) as play, play("read", "0", "1000", "1"), ExitStack() as stack:
             senders = [
-                stack.enter_context(g1.popen([f"{HERE}/volley", PORT, "1000", "50", "0", "1000000", g2.ip]))
+                stack.enter_context(g1.popen([f"{HERE}/volley", PORT, BYTES, RATE, "0", "1000000", g2.ip]))
                 for _ in range(SOCKETS)
             ]
             net.wait_state(g1, g2, "stalled")

@@ -152,7 +152,10 @@ static uint32_t read_some(struct lane *lane, uint32_t bytes)
 	return step;
 }
 
-/* So many bytes each time, of one lane or of each; all that comes by others at once. */
+/*
+ * So many bytes each time, of one lane or of each; all that comes by others at once. The
+ * guest reads on where it had been: if the peer has written over that, it ends the channel.
+ */
 static void read_slowly(uint32_t bytes, double pause, int slot)
 {
 	double next = now();
