@@ -25,7 +25,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedReadHalf;
 use tokio::sync::{oneshot, watch};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use events::Listeners;
 
@@ -136,6 +136,59 @@ pub struct Qmp {
     inner: Arc<Inner>,
 }
 
+/// A command that was sent.
+pub struct Asked {
+    qmp: Qmp,
+    command: String,
+    id: u64,
+    began: Instant,
+    answer: oneshot::Receiver<Result<Value, (String, String)>>,
+}
+
+impl Asked {
+    /// Waits for the answer.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub async fn answer(self) -> Result<Value, Error> {
+        let Self { qmp, command, id, began, answer } = self;
+        let answer = timeout_at(began + ANSWER, answer).await;
+        tracing::trace!(command, ms = began.elapsed().as_millis(), "answered");
+        match answer {
+            Ok(Ok(Ok(value))) => Ok(value),
+            Ok(Ok(Err((class, desc)))) => Err(Error::Command { command, class, desc }),
+            Ok(Err(_)) => Err(Error::Closed),
+            Err(_) => {
+                qmp.pending().remove(&id);
+                Err(Error::Timeout(command))
+            }
+        }
+    }
+
+    /// Waits for the answer to qom-list: names and types of what an object has;
+    /// nothing if it is not there.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`], other than that.
+    pub async fn list(self) -> Result<Vec<(String, String)>, Error> {
+        let value = match self.answer().await {
+            Ok(value) => value,
+            Err(Error::Command { .. }) => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let entries = value.as_array().map(Vec::as_slice).unwrap_or_default();
+        Ok(entries
+            .iter()
+            .filter_map(|entry| {
+                Some((
+                    entry.get("name")?.as_str()?.to_owned(),
+                    entry.get("type")?.as_str()?.to_owned(),
+                ))
+            })
+            .collect())
+    }
+}
+
 /// Who is at the other end.
 #[derive(Clone, Copy, Debug)]
 pub struct Process {
@@ -233,8 +286,23 @@ impl Qmp {
         arguments: Value,
         fd: Option<BorrowedFd<'_>>,
     ) -> Result<Value, Error> {
+        self.ask(command, arguments, fd).await?.answer().await
+    }
+
+    /// Sends a command, perhaps with a descriptor, and waits for no answer: more can be
+    /// sent before it comes. QEMU carries out in order what one caller sends, also
+    /// after a command that it refuses.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] or [`Error::Timeout`]
+    pub async fn ask(
+        &self,
+        command: &str,
+        arguments: Value,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<Asked, Error> {
         let id = self.inner.next.fetch_add(1, Ordering::Relaxed);
-        let (tx, rx) = oneshot::channel();
+        let (tx, answer) = oneshot::channel();
         self.pending().insert(id, tx);
         if *self.inner.closed.borrow() {
             self.pending().remove(&id);
@@ -243,28 +311,15 @@ impl Qmp {
         let began = Instant::now();
         let mut line = json!({"execute": command, "arguments": arguments, "id": id}).to_string();
         line.push('\n');
-        let answer = timeout(ANSWER, async {
-            if self.send(line.as_bytes(), fd).await.is_err() {
-                return Err(Error::Closed);
+        let failed = match timeout(ANSWER, self.send(line.as_bytes(), fd)).await {
+            Ok(Ok(())) => {
+                return Ok(Asked { qmp: self.clone(), command: command.into(), id, began, answer });
             }
-            rx.await.map_err(|_| Error::Closed)
-        })
-        .await;
-        tracing::trace!(command, ms = began.elapsed().as_millis(), "answered");
-        match answer {
-            Ok(Ok(Ok(value))) => Ok(value),
-            Ok(Ok(Err((class, desc)))) => {
-                Err(Error::Command { command: command.into(), class, desc })
-            }
-            Ok(Err(error)) => {
-                self.pending().remove(&id);
-                Err(error)
-            }
-            Err(_) => {
-                self.pending().remove(&id);
-                Err(Error::Timeout(command.into()))
-            }
-        }
+            Ok(Err(_)) => Error::Closed,
+            Err(_) => Error::Timeout(command.into()),
+        };
+        self.pending().remove(&id);
+        Err(failed)
     }
 
     fn pending(&self) -> std::sync::MutexGuard<'_, Waiting> {
@@ -346,21 +401,15 @@ impl Qmp {
     /// # Errors
     /// As [`Qmp::execute`], other than that.
     pub async fn list(&self, path: &str) -> Result<Vec<(String, String)>, Error> {
-        let value = match self.execute("qom-list", json!({"path": path})).await {
-            Ok(value) => value,
-            Err(Error::Command { .. }) => return Ok(Vec::new()),
-            Err(error) => return Err(error),
-        };
-        let entries = value.as_array().map(Vec::as_slice).unwrap_or_default();
-        Ok(entries
-            .iter()
-            .filter_map(|entry| {
-                Some((
-                    entry.get("name")?.as_str()?.to_owned(),
-                    entry.get("type")?.as_str()?.to_owned(),
-                ))
-            })
-            .collect())
+        self.ask_list(path).await?.list().await
+    }
+
+    /// The same without waiting for it: [`Asked::list`] does.
+    ///
+    /// # Errors
+    /// As [`Qmp::ask`].
+    pub async fn ask_list(&self, path: &str) -> Result<Asked, Error> {
+        self.ask("qom-list", json!({"path": path}), None).await
     }
 }
 

@@ -229,6 +229,59 @@ fn a_machine_that_is_awaited() {
     assert_eq!(agent.channels(), 1);
 }
 
+/// A QEMU that has just begun to run a machine takes long for each question. The agent
+/// waits for it four times until the machine has a channel: all questions come in one
+/// go, and with them what a device is made of.
+#[test]
+fn a_machine_that_arrives_is_asked_in_one_go() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
+    let agent = Agent::start(directory.path());
+    let _b = await_arrival(&agent, &one, &two);
+    wait("what its control device needs", || is_ready(&one));
+    {
+        let mut state = one.state();
+        state.together = [3, 1, 5, 1].into();
+        state.heard.clear();
+    }
+    let began = Instant::now();
+    one.migration("completed", "running");
+    one.event("RESUME", &Value::Null);
+    wait("a channel", || one.has("vmloop-ch-1"));
+    // No answer comes in so long if the agent waits for one before it asks more.
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    let heard: Vec<String> = one
+        .state()
+        .heard
+        .iter()
+        .filter(|one| !matches!(one.as_str(), "query-migrate" | "query-status"))
+        .cloned()
+        .collect();
+    let place = ["qom-list", "qom-list", "query-pci"];
+    assert_eq!(heard[..3], place);
+    assert_eq!(heard[3], "device_add");
+    let mut last = heard[4..9].to_vec();
+    last.sort();
+    assert_eq!(last, [&["chardev-add", "getfd"][..], &place].concat());
+    assert_eq!(heard[9..], ["device_add"]);
+}
+
+/// What was not there when the agent looked first, and is when the machine runs.
+#[test]
+fn a_machine_that_is_given_a_device_before_it_arrives() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let one = Qemu::start(directory.path(), 1);
+    one.migration("", "inmigrate");
+    let agent = Agent::start(directory.path());
+    agent.attach(&one);
+    wait("what its control device needs", || is_ready(&one));
+    one.state().vfio = Some("gpu0");
+    one.migration("completed", "running");
+    one.event("RESUME", &Value::Null);
+    wait("it to be left alone", || is_clean(&one) && state(&agent, "g1").is_empty());
+    assert!(!one.state().heard.iter().any(|one| one == "device_add"));
+}
+
 /// One without modules keeps no channel.
 #[test]
 fn a_machine_that_is_awaited_in_vain() {

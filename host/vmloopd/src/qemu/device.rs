@@ -202,8 +202,10 @@ impl Slots {
         let chardev = json!({"id": spec.chardev, "backend": {"type": "socket", "data": {
             "addr": {"type": "fd", "data": {"str": spec.chardev}}, "server": false}}});
         let made = async {
-            self.qmp.execute_with_fd("getfd", name.clone(), theirs.as_fd()).await?;
-            self.qmp.execute("chardev-add", chardev).await
+            let named = self.qmp.ask("getfd", name.clone(), Some(theirs.as_fd())).await?;
+            let added = self.qmp.ask("chardev-add", chardev, None).await?;
+            // If the first is refused, so is the second.
+            (named.answer().await, added.answer().await).1
         };
         let made = made.await;
         drop(theirs);
@@ -269,13 +271,35 @@ impl Slots {
         self.add(ready, bus).await
     }
 
+    /// The same with a character device that is made before it is known whether there
+    /// is a place: a command more if there is none, and waiting less where there
+    /// most likely is one.
+    ///
+    /// # Errors
+    /// [`Error`]
+    pub async fn plug_likely(&self, spec: Spec<'_>) -> Result<Plugged, Error> {
+        let _turn = self.turn.lock().await;
+        let size = spec.size;
+        let (ready, place) = tokio::join!(self.prepare(spec), self.place(size));
+        self.add_at(ready?, place).await
+    }
+
     /// The same with what was prepared.
     ///
     /// # Errors
     /// [`Error`]
     pub async fn plug_ready(&self, ready: Ready) -> Result<Plugged, Error> {
         let _turn = self.turn.lock().await;
-        match self.place(ready.size).await {
+        let place = self.place(ready.size).await;
+        self.add_at(ready, place).await
+    }
+
+    async fn add_at(
+        &self,
+        ready: Ready,
+        place: Result<Option<String>, Error>,
+    ) -> Result<Plugged, Error> {
+        match place {
             Ok(bus) => self.add(ready, bus).await,
             Err(error) => {
                 self.discard(ready).await;
@@ -286,15 +310,11 @@ impl Slots {
 
     /// Where a device can be plugged; see [`slots::free_slot`].
     async fn place(&self, size: u64) -> Result<Option<String>, Error> {
-        if self.vfio == Vfio::Refuse
-            && let Some(device) = slots::vfio_device(&self.qmp).await?
-        {
-            return Err(Error::Vfio(device));
-        }
-        match slots::free_slot(&self.qmp, self.kind, size).await {
+        match slots::free_slot(&self.qmp, self.kind, self.vfio, size).await {
             Ok(bus) => Ok(bus),
             Err(NoSlot::Full(what)) => Err(Error::Slots(what)),
             Err(NoSlot::Small(size)) => Err(Error::Small(size)),
+            Err(NoSlot::Vfio(device)) => Err(Error::Vfio(device)),
             // An ivshmem device answers at its addresses as soon as it is plugged
             // (ivshmem_common_realize() in QEMU's hw/misc/ivshmem.c; only a reset
             // of the machine ends that). Firmware learns a BAR's size by writing

@@ -67,7 +67,9 @@ impl End {
             own: (id(side), region.doorbells[side].as_fd()),
             other: (id(1 - side), region.doorbells[1 - side].as_fd()),
         };
-        self.plugged = Some(self.slots.plug(device).await.map_err(|error| failure(side, &error))?);
+        // The control device was plugged before it: another place is likely.
+        let plugged = self.slots.plug_likely(device).await;
+        self.plugged = Some(plugged.map_err(|error| failure(side, &error))?);
         Ok(())
     }
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use vmloop_qmp::{self as qmp, Qmp};
 
 use super::ids::PREFIX;
+use crate::config::Vfio;
 
 /// How devices are plugged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,9 @@ pub enum NoSlot {
     /// Empty root ports there are, and their windows are too small for so many bytes.
     #[error("no root port with room for {0} bytes")]
     Small(u64),
+    /// It has this device of the host's own, and such machines are refused.
+    #[error("the host's device {0}")]
+    Vfio(String),
     /// Firmware has not given the machine's devices their addresses, since it
     /// was started or reset.
     #[error("the machine is still booting")]
@@ -39,55 +43,59 @@ pub enum NoSlot {
 const BUS_SLOTS: usize = 32;
 
 /// Where to plug a device with a BAR of `size` bytes: the id of a root port on
-/// Q35, None (QEMU finds a slot) on PC.
+/// Q35, None (QEMU finds a slot) on PC. All is asked in one go, as a QEMU that has
+/// just begun to run a machine that arrived is slow to answer each command, and a
+/// neighbour waits for the device.
 ///
 /// # Errors
 /// [`NoSlot`]
-pub async fn free_slot(qmp: &Qmp, kind: Kind, size: u64) -> Result<Option<String>, NoSlot> {
-    let buses = qmp.execute("query-pci", json!({})).await?;
+pub async fn free_slot(
+    qmp: &Qmp,
+    kind: Kind,
+    vfio: Vfio,
+    size: u64,
+) -> Result<Option<String>, NoSlot> {
+    let named = qmp.ask_list("/machine/peripheral").await?;
+    let nameless = qmp.ask_list("/machine/peripheral-anon").await?;
+    let buses = qmp.ask("query-pci", json!({}), None).await?;
+    let (named, nameless) = (named.list().await?, nameless.list().await?);
+    let buses = buses.answer().await?;
+    if vfio == Vfio::Refuse
+        && let Some((device, _)) =
+            named.iter().chain(&nameless).find(|(_, kind)| kind.starts_with("child<vfio-"))
+    {
+        return Err(NoSlot::Vfio(device.clone()));
+    }
     let port = match kind {
         Kind::Pc if used_slots(&buses).len() == BUS_SLOTS => {
             return Err(NoSlot::Full("PCI slot"));
         }
         Kind::Pc => None,
-        Kind::Q35 => Some(free_port(qmp, &buses, size).await?),
+        Kind::Q35 => Some(free_port(qmp, named, &buses, size).await?),
     };
     let is_set_up =
         buses.as_array().is_some_and(|all| all.iter().any(|bus| any_mapped(&bus["devices"])));
     if is_set_up { Ok(port) } else { Err(NoSlot::Booting) }
 }
 
-/// A device of the host's own that the machine has, if it has one, by its id.
-///
-/// # Errors
-/// Those of QMP.
-pub async fn vfio_device(qmp: &Qmp) -> Result<Option<String>, qmp::Error> {
-    for place in ["/machine/peripheral", "/machine/peripheral-anon"] {
-        let all = qmp.list(place).await?;
-        if let Some((name, _)) = all.into_iter().find(|(_, kind)| kind.starts_with("child<vfio-")) {
-            return Ok(Some(name));
+async fn free_port(
+    qmp: &Qmp,
+    named: Vec<(String, String)>,
+    buses: &Value,
+    size: u64,
+) -> Result<String, NoSlot> {
+    // Before firmware has numbered the buses, query-pci shows them empty.
+    let mut asked = Vec::new();
+    for (port, kind) in named {
+        if kind.starts_with("child<") && kind.contains("root-port") {
+            let bus = qmp.ask_list(&format!("/machine/peripheral/{port}/{port}")).await?;
+            asked.push((port, bus));
         }
     }
-    Ok(None)
-}
-
-async fn free_port(qmp: &Qmp, buses: &Value, size: u64) -> Result<String, NoSlot> {
-    let mut ports: Vec<String> = qmp
-        .list("/machine/peripheral")
-        .await?
-        .into_iter()
-        .filter(|(_, kind)| kind.starts_with("child<") && kind.contains("root-port"))
-        .map(|(name, _)| name)
-        .collect();
-    // Before firmware has numbered the buses, query-pci shows them empty.
-    let mut at = 0;
-    while let Some(port) = ports.get(at) {
-        match qmp.list(&format!("/machine/peripheral/{port}/{port}")).await {
-            Ok(bus) if bus.iter().any(|(name, _)| name.starts_with("child[")) => {
-                ports.remove(at);
-            }
-            Err(error @ (qmp::Error::Closed | qmp::Error::Timeout(_))) => return Err(error.into()),
-            _ => at += 1,
+    let mut ports = Vec::new();
+    for (port, bus) in asked {
+        if !bus.list().await?.iter().any(|(name, _)| name.starts_with("child[")) {
+            ports.push(port);
         }
     }
     choose_port(buses, &ports, size)

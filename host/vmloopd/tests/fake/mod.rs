@@ -4,7 +4,7 @@
 
 pub mod agent;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
@@ -54,6 +54,9 @@ pub struct State {
     /// It stands still at this command, or before it greets (`greeting`), until
     /// this is None.
     pub hangs_at: Option<&'static str>,
+    /// It answers nothing before so many commands have come, then nothing before so
+    /// many more, and so on; only what it says of migrations at once.
+    pub together: VecDeque<usize>,
     /// Commands that came, in order.
     pub heard: Vec<String>,
     /// Number of devices ever plugged, by id.
@@ -223,6 +226,7 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>, number: u8) -> std::io::R
     }
     let mut buffer = Vec::new();
     let mut fds = Vec::new();
+    let mut held = Vec::new();
     loop {
         while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = buffer.drain(..=end).collect();
@@ -234,9 +238,20 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>, number: u8) -> std::io::R
                 Err((class, desc)) => json!({"error": {"class": class, "desc": desc}}),
             };
             reply["id"] = request["id"].clone();
-            stream.write_all(format!("{reply}\r\n").as_bytes())?;
-            if let Some(event) = event {
-                stream.write_all(format!("{event}\r\n").as_bytes())?;
+            let said: String =
+                [Some(reply), event].iter().flatten().map(|one| format!("{one}\r\n")).collect();
+            let mut state = state.lock().expect("no panic");
+            let now =
+                ["query-migrate", "query-status"].iter().any(|one| request["execute"] == *one);
+            match state.together.front().copied() {
+                Some(count) if !now => {
+                    held.push(said);
+                    if held.len() == count {
+                        state.together.pop_front();
+                        stream.write_all(std::mem::take(&mut held).concat().as_bytes())?;
+                    }
+                }
+                _ => stream.write_all(said.as_bytes())?,
             }
         }
         let mut bytes = [0; 4096];
