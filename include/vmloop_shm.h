@@ -44,6 +44,7 @@
 #define VMLOOP_F_RECEIVERS	0x8ULL /* VMLOOP_RECORD_RECEIVERS */
 #define VMLOOP_F_LANES		0x10ULL /* channels of version 2: vmloop_lanes.h */
 #define VMLOOP_F_SPREAD		0x20ULL /* several packet lanes: vmloop_lanes.h */
+#define VMLOOP_F_CHANGES	0x40ULL /* VMLOOP_MSG_DIR_CHANGE; in a HELLO only */
 
 /**
  * struct vmloop_shm_header - first page of a region
@@ -246,6 +247,8 @@ struct vmloop_shm_receivers {
 #define VMLOOP_MSG_REFUSED	36	/* struct vmloop_msg_refused */
 #define VMLOOP_MSG_CLOSE	37	/* struct vmloop_msg_close */
 #define VMLOOP_MSG_STATS_GET	38	/* struct vmloop_msg_stats_get */
+#define VMLOOP_MSG_DIR_CHANGE	39	/* struct vmloop_msg_dir_change */
+#define VMLOOP_MSG_DIR_GONE	40	/* struct vmloop_msg_dir_gone */
 
 /**
  * struct vmloop_msg_hello - guest: I am here, tell me everything
@@ -388,6 +391,35 @@ struct vmloop_msg_welcome {
  */
 struct vmloop_msg_dir {
 	__u64 generation;
+};
+
+/**
+ * struct vmloop_msg_dir_change - agent: what is new in a directory begins
+ * @generation: the directory's, the same in its DIR_END
+ * @before: that of the directory which the guest has
+ *
+ * With VMLOOP_F_CHANGES in the guest's HELLO. Up to DIR_END a DIR_PEER adds an entry, or
+ * replaces the one of the same @id, @local_mac and @mac; a DIR_GONE removes one. All else
+ * is as it was. A guest that has another directory than @before, or has missed a part,
+ * changes nothing, and sends HELLO again after a second: then a whole directory follows.
+ */
+struct vmloop_msg_dir_change {
+	__u64 generation;
+	__u64 before;
+};
+
+/**
+ * struct vmloop_msg_dir_gone - agent: an entry of the directory is not there any more
+ * @id: as in the entry
+ * @local_mac: as in the entry
+ * @mac: as in the entry
+ * @reserved: zero
+ */
+struct vmloop_msg_dir_gone {
+	__u64 id;
+	__u8 local_mac[6];
+	__u8 mac[6];
+	__u32 reserved;
 };
 
 /* vmloop_msg_peer.flags */

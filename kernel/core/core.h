@@ -73,6 +73,7 @@ extern struct workqueue_struct *vmloop_workqueue;
  * @up: the lanes that producers use while the channel is up, by slot; RCU
  * @request: asks the agent; vmloop_peer_request_in()
  * @interfaces: its interfaces
+ * @mark: of the last whole directory that named it
  * @stats: its counters; they outlive its channels
  * @list: in the list of all peers
  * @refs: one for the directory, one for each channel, one for @request while
@@ -99,6 +100,7 @@ struct vmloop_peer {
 	struct vmloop_lane __rcu *up[VMLOOP_PEER_LANES];
 	struct delayed_work request;
 	struct list_head interfaces;
+	u64 mark;
 	struct vmloop_stats __percpu *stats;
 	struct list_head list;
 	struct kref refs;
@@ -209,7 +211,20 @@ void vmloop_peer_request_cancel(struct vmloop_peer *peer);
 void vmloop_peer_broke(struct vmloop_peer *peer, enum vmloop_break reason,
 		       unsigned long up);
 bool vmloop_peer_is_shunned(const struct vmloop_peer *peer);
+int vmloop_entry_apply(struct vmloop_transport *transport,
+		       const struct vmloop_msg_peer *entry, u64 mark);
+void vmloop_entry_remove(struct vmloop_transport *transport,
+			 const struct vmloop_msg_peer *entry);
+void vmloop_entry_ends_life(struct vmloop_transport *transport,
+			    const struct vmloop_msg_peer *entry);
+void vmloop_entry_mark(struct vmloop_transport *transport,
+		       const struct vmloop_msg_peer *entry, u64 mark);
+void vmloop_directory_sweep(struct vmloop_transport *transport, u64 mark);
+void vmloop_directory_settle(struct vmloop_transport *transport);
 void vmloop_directory_clear(struct vmloop_transport *transport);
+
+/* staging.c */
+void vmloop_staging_clear(struct vmloop_transport *transport);
 u64 vmloop_peer_counter(const struct vmloop_peer *peer,
 			enum vmloop_counter counter);
 

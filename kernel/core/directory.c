@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * directory.c - who is here: peers and their interfaces, as the host agent
- * says, and the asking for a channel to one of them.
+ * says (staging.c), and the asking for a channel to one of them.
  *
  * Owns the peers, the hash of interfaces, and what the directory says of our
  * own interfaces. Changes happen in process context under the core mutex; the
@@ -20,16 +20,6 @@ LIST_HEAD(vmloop_peers);
 
 /* Written under the core mutex, read under RCU. */
 static struct hlist_head interfaces[1 << HASH_BITS_];
-
-/**
- * struct staged_peer - entry of a directory that is not complete yet
- * @list: in the transport's staged list
- * @entry: what the agent said
- */
-struct staged_peer {
-	struct list_head list;
-	struct vmloop_msg_peer entry;
-};
 
 static struct hlist_head *bucket(const u8 *local_mac, const u8 *mac)
 {
@@ -127,8 +117,10 @@ static void interface_remove(struct vmloop_interface *interface)
 {
 	vmloop_routes_remove(interface);
 	/* None of ours is in the hash. */
-	if (interface->peer)
+	if (interface->peer) {
 		hlist_del_rcu(&interface->node);
+		interface->peer->transport->interface_count--;
+	}
 	list_del(&interface->list);
 	kfree_rcu(interface, rcu);
 }
@@ -505,19 +497,22 @@ interface_new(struct vmloop_peer *peer, const struct vmloop_msg_peer *entry,
 	return interface;
 }
 
-static void interface_update(struct vmloop_peer *peer,
-			     const struct vmloop_msg_peer *entry, u64 mark)
+/* Returns 0; -ENOMEM; -ENOSPC if there are too many. */
+static int interface_update(struct vmloop_peer *peer,
+			    const struct vmloop_msg_peer *entry, u64 mark)
 {
 	struct vmloop_interface *interface, *old;
 
 	old = vmloop_interface_find(entry->local_mac, entry->mac);
 	/* The first to come keeps a pair of addresses. */
 	if (old && old->peer != peer && !old->peer->gone)
-		return;
+		return 0;
+	if (!old && peer->transport->interface_count >= VMLOOP_DIRECTORY_MAX)
+		return -ENOSPC;
 
 	interface = interface_new(peer, entry, old, mark);
 	if (!interface)
-		return;
+		return -ENOMEM;
 	list_add_tail(&interface->list, &peer->interfaces);
 
 	if (old) {
@@ -528,60 +523,82 @@ static void interface_update(struct vmloop_peer *peer,
 	} else {
 		hlist_add_head_rcu(&interface->node,
 				   bucket(entry->local_mac, entry->mac));
+		peer->transport->interface_count++;
 	}
+	return 0;
+}
+
+static struct vmloop_interface *ours_find(struct vmloop_transport *transport,
+					  const u8 *mac)
+{
+	struct vmloop_interface *interface;
+
+	list_for_each_entry(interface, &transport->ours, list)
+		if (ether_addr_equal(interface->local_mac, mac))
+			return interface;
+	return NULL;
 }
 
 /* One of our own interfaces, with the addresses that peers know of. */
-static void ours_update(struct vmloop_transport *transport,
-			const struct vmloop_msg_peer *entry, u64 mark)
+static int ours_update(struct vmloop_transport *transport,
+		       const struct vmloop_msg_peer *entry, u64 mark)
 {
-	struct vmloop_interface *interface, *one, *old = NULL;
+	struct vmloop_interface *interface, *old;
 
-	list_for_each_entry(one, &transport->ours, list)
-		if (ether_addr_equal(one->local_mac, entry->local_mac))
-			old = one;
+	old = ours_find(transport, entry->local_mac);
 	interface = interface_new(NULL, entry, old, mark);
 	if (!interface)
-		return;
+		return -ENOMEM;
 	list_add_tail(&interface->list, &transport->ours);
 	if (old)
 		interface_remove(old);
+	return 0;
 }
 
-/* Those of ours that no directory of this mark names any more. */
-static void ours_sweep(struct vmloop_transport *transport, u64 mark)
+/* What the directory has under the key of an entry: one of ours too; or NULL. */
+static struct vmloop_interface *
+interface_of(struct vmloop_transport *transport,
+	     const struct vmloop_msg_peer *entry)
 {
-	struct vmloop_interface *interface, *next;
+	struct vmloop_interface *interface;
 
-	list_for_each_entry_safe(interface, next, &transport->ours, list)
-		if (interface->mark != mark)
-			interface_remove(interface);
+	if (entry->id == transport->id)
+		return ours_find(transport, entry->local_mac);
+	interface = vmloop_interface_find(entry->local_mac, entry->mac);
+	if (!interface || interface->peer->transport != transport ||
+	    interface->peer->id != entry->id)
+		return NULL;
+	return interface;
 }
 
-static bool entry_is_good(const struct vmloop_transport *transport,
-			  const struct vmloop_msg_peer *entry)
+/**
+ * vmloop_entry_apply() - an entry of the directory holds from now on
+ * @transport: whose
+ * @entry: what the agent said, checked by vmloop_entry_is_good()
+ * @mark: of this directory, not 0
+ *
+ * Context: process context, core mutex held.
+ * Return: 0; -ENOMEM; or -ENOSPC for one that is left out, as there are too many.
+ */
+int vmloop_entry_apply(struct vmloop_transport *transport,
+		       const struct vmloop_msg_peer *entry, u64 mark)
 {
-	if (!entry->id || !is_valid_ether_addr(entry->mac) ||
-	    !is_valid_ether_addr(entry->local_mac))
-		return false;
-	if (entry->flags & VMLOOP_PEER_ROUTED)
-		return is_valid_ether_addr(entry->gateway);
-	return entry->id != transport->id;
-}
+	struct vmloop_peer *peer;
 
-static void entry_apply(struct vmloop_transport *transport,
-			const struct vmloop_msg_peer *entry, u64 mark)
-{
-	struct vmloop_peer *peer = vmloop_peer_find(transport, entry->id);
+	lockdep_assert_held(&vmloop_mutex);
+	if (entry->id == transport->id)
+		return ours_update(transport, entry, mark);
 
+	peer = vmloop_peer_find(transport, entry->id);
 	/* Two lives of the same guest at once: the first one named counts. */
 	if (peer && peer->epoch != entry->epoch)
-		return;
+		return 0;
 	if (!peer) {
 		peer = peer_new(transport, entry->id);
 		if (!peer)
-			return;
+			return -ENOMEM;
 		peer->epoch = entry->epoch;
+		peer->mark = mark;
 		strscpy(peer->name, entry->name, sizeof(peer->name));
 		vmloop_netlink_peer_changed(peer);
 	}
@@ -601,139 +618,124 @@ static void entry_apply(struct vmloop_transport *transport,
 			 peer->breaks < VMLOOP_BREAKS_MAX)
 			peer_request_retry(peer);
 	}
-	/* The directory has changed: what was refused may be asked again. */
-	if (!peer->tag && !peer->channel &&
-	    (peer->state == VMLOOP_CHANNEL_REFUSED ||
-	     peer->state == VMLOOP_CHANNEL_FAILED))
-		peer_forget_answer(peer);
-
-	interface_update(peer, entry, mark);
+	return interface_update(peer, entry, mark);
 }
 
-static void staged_clear(struct vmloop_transport *transport)
+/**
+ * vmloop_entry_remove() - an entry of the directory does not hold any more
+ * @transport: whose
+ * @entry: one with its id and addresses
+ *
+ * Its peer stays until vmloop_directory_settle().
+ *
+ * Context: core mutex held.
+ */
+void vmloop_entry_remove(struct vmloop_transport *transport,
+			 const struct vmloop_msg_peer *entry)
 {
-	struct staged_peer *staged, *next;
+	struct vmloop_interface *interface = interface_of(transport, entry);
 
-	list_for_each_entry_safe(staged, next, &transport->staged, list) {
-		list_del(&staged->list);
-		kfree(staged);
+	lockdep_assert_held(&vmloop_mutex);
+	if (interface)
+		interface_remove(interface);
+}
+
+/**
+ * vmloop_entry_ends_life() - the directory names another life of a peer
+ * @transport: whose
+ * @entry: an entry with an epoch that the peer may not have
+ *
+ * Context: core mutex held.
+ */
+void vmloop_entry_ends_life(struct vmloop_transport *transport,
+			    const struct vmloop_msg_peer *entry)
+{
+	struct vmloop_peer *peer = vmloop_peer_find(transport, entry->id);
+
+	if (peer && peer->epoch != entry->epoch)
+		peer_remove(peer);
+}
+
+/**
+ * vmloop_entry_mark() - a directory names what it did before, as far as it did
+ * @transport: whose
+ * @entry: an entry
+ * @mark: of this directory
+ *
+ * Context: core mutex held.
+ */
+void vmloop_entry_mark(struct vmloop_transport *transport,
+		       const struct vmloop_msg_peer *entry, u64 mark)
+{
+	struct vmloop_interface *interface;
+	struct vmloop_peer *peer;
+
+	if (entry->id != transport->id) {
+		peer = vmloop_peer_find(transport, entry->id);
+		if (!peer || peer->epoch != entry->epoch)
+			return;
+		peer->mark = mark;
 	}
-	transport->staged_count = 0;
+	interface = interface_of(transport, entry);
+	if (interface)
+		interface->mark = mark;
 }
 
 /**
- * vmloop_directory_begin() - a directory follows
+ * vmloop_directory_sweep() - forget peers and interfaces that a directory does not name
  * @transport: whose
- * @generation: its number, to be repeated at its end
+ * @mark: of the directory; 0: of none
  *
- * Context: process context, takes the core mutex.
+ * Context: core mutex held.
  */
-void vmloop_directory_begin(struct vmloop_transport *transport, u64 generation)
-{
-	mutex_lock(&vmloop_mutex);
-	staged_clear(transport);
-	transport->staged_generation = generation;
-	mutex_unlock(&vmloop_mutex);
-}
-EXPORT_SYMBOL_GPL(vmloop_directory_begin);
-
-/**
- * vmloop_directory_peer() - one entry of the directory
- * @transport: whose
- * @entry: a private copy of what the agent said
- *
- * Entries that make no sense, and those beyond VMLOOP_DIRECTORY_MAX, are left
- * out: their peers are reached over the standard network.
- *
- * Context: process context, takes the core mutex.
- */
-void vmloop_directory_peer(struct vmloop_transport *transport,
-			   const struct vmloop_msg_peer *entry)
-{
-	struct staged_peer *staged;
-
-	mutex_lock(&vmloop_mutex);
-	if (!entry_is_good(transport, entry) ||
-	    transport->staged_count >= VMLOOP_DIRECTORY_MAX)
-		goto out;
-	staged = kmalloc(sizeof(*staged), GFP_KERNEL);
-	if (!staged)
-		goto out;
-	staged->entry = *entry;
-	staged->entry.name[sizeof(entry->name) - 1] = '\0';
-	list_add_tail(&staged->list, &transport->staged);
-	transport->staged_count++;
-out:
-	mutex_unlock(&vmloop_mutex);
-}
-EXPORT_SYMBOL_GPL(vmloop_directory_peer);
-
-static bool peer_is_staged(const struct vmloop_transport *transport,
-			   const struct vmloop_peer *peer)
-{
-	const struct staged_peer *staged;
-
-	list_for_each_entry(staged, &transport->staged, list)
-		if (staged->entry.id == peer->id &&
-		    staged->entry.epoch == peer->epoch)
-			return true;
-	return false;
-}
-
-/* Removes the peers that the staged directory does not name any more. */
-static void peers_sweep(struct vmloop_transport *transport)
-{
-	struct vmloop_peer *peer, *next;
-
-	list_for_each_entry_safe(peer, next, &vmloop_peers, list)
-		if (peer->transport == transport &&
-		    !peer_is_staged(transport, peer))
-			peer_remove(peer);
-}
-
-/**
- * vmloop_directory_end() - the directory is complete: it holds from now on
- * @transport: whose
- * @generation: as at its beginning, or it is ignored
- *
- * Context: process context, takes the core mutex.
- */
-void vmloop_directory_end(struct vmloop_transport *transport, u64 generation)
+void vmloop_directory_sweep(struct vmloop_transport *transport, u64 mark)
 {
 	struct vmloop_interface *interface, *next;
-	struct staged_peer *staged;
-	struct vmloop_peer *peer;
-	static u64 mark;	/* under the core mutex; 0 is no directory's */
+	struct vmloop_peer *peer, *next_peer;
 
-	mutex_lock(&vmloop_mutex);
-	if (generation != transport->staged_generation)
-		goto out;
-	mark++;
-
-	peers_sweep(transport);
-	list_for_each_entry(staged, &transport->staged, list) {
-		if (staged->entry.id == transport->id)
-			ours_update(transport, &staged->entry, mark);
-		else
-			entry_apply(transport, &staged->entry, mark);
-	}
-	ours_sweep(transport, mark);
-
-	list_for_each_entry(peer, &vmloop_peers, list) {
+	lockdep_assert_held(&vmloop_mutex);
+	list_for_each_entry_safe(interface, next, &transport->ours, list)
+		if (interface->mark != mark)
+			interface_remove(interface);
+	list_for_each_entry_safe(peer, next_peer, &vmloop_peers, list) {
 		if (peer->transport != transport)
 			continue;
+		if (peer->mark != mark) {
+			peer_remove(peer);
+			continue;
+		}
 		list_for_each_entry_safe(interface, next, &peer->interfaces,
 					 list)
 			if (interface->mark != mark)
 				interface_remove(interface);
 	}
-	trace_vmloop_directory(generation, transport->staged_count);
-	staged_clear(transport);
-	vmloop_paths_directory_changed();
-out:
-	mutex_unlock(&vmloop_mutex);
 }
-EXPORT_SYMBOL_GPL(vmloop_directory_end);
+
+/**
+ * vmloop_directory_settle() - all entries of a directory hold
+ * @transport: whose
+ *
+ * Peers without an interface go; what was refused may be asked for again.
+ *
+ * Context: core mutex held.
+ */
+void vmloop_directory_settle(struct vmloop_transport *transport)
+{
+	struct vmloop_peer *peer, *next;
+
+	lockdep_assert_held(&vmloop_mutex);
+	list_for_each_entry_safe(peer, next, &vmloop_peers, list) {
+		if (peer->transport != transport)
+			continue;
+		if (list_empty(&peer->interfaces))
+			peer_remove(peer);
+		else if (!peer->tag && !peer->channel &&
+			 (peer->state == VMLOOP_CHANNEL_REFUSED ||
+			  peer->state == VMLOOP_CHANNEL_FAILED))
+			peer_forget_answer(peer);
+	}
+	vmloop_paths_directory_changed();
+}
 
 /**
  * vmloop_directory_clear() - forget all that a transport's agent said
@@ -743,8 +745,8 @@ EXPORT_SYMBOL_GPL(vmloop_directory_end);
  */
 void vmloop_directory_clear(struct vmloop_transport *transport)
 {
-	lockdep_assert_held(&vmloop_mutex);
-	staged_clear(transport);
-	ours_sweep(transport, 0);
-	peers_sweep(transport);
+	vmloop_staging_clear(transport);
+	transport->generation = 0;
+	vmloop_directory_sweep(transport, 0);
+	vmloop_directory_settle(transport);
 }

@@ -37,18 +37,23 @@ TRACE_EVENT(vmloop_peer_state,
 
 /* A directory was taken over. */
 TRACE_EVENT(vmloop_directory,
-	TP_PROTO(u64 generation, u32 entries),
-	TP_ARGS(generation, entries),
+	TP_PROTO(u64 generation, u32 entries, bool whole, bool taken),
+	TP_ARGS(generation, entries, whole, taken),
 	TP_STRUCT__entry(
 		__field(u64, generation)
 		__field(u32, entries)
+		__field(bool, whole)
+		__field(bool, taken)
 	),
 	TP_fast_assign(
 		__entry->generation = generation;
 		__entry->entries = entries;
+		__entry->whole = whole;
+		__entry->taken = taken;
 	),
-	TP_printk("generation=%llu entries=%u", __entry->generation,
-		  __entry->entries)
+	TP_printk("generation=%llu entries=%u whole=%d taken=%d",
+		  __entry->generation, __entry->entries, __entry->whole,
+		  __entry->taken)
 );
 
 /* The peer stopped to consume, or began again. */

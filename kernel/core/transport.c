@@ -58,7 +58,6 @@ void vmloop_transport_unregister(struct vmloop_transport *transport)
 	mutex_lock(&vmloop_mutex);
 	vmloop_directory_clear(transport);
 	list_del(&transport->list);
-	vmloop_paths_directory_changed();
 	mutex_unlock(&vmloop_mutex);
 }
 EXPORT_SYMBOL_GPL(vmloop_transport_unregister);

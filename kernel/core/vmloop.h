@@ -497,7 +497,7 @@ struct vmloop_route {
  * @node: in the hash of all interfaces, unless ours; under the core mutex, read
  *	under RCU
  * @list: in @peer's list, or the transport's; under the core mutex
- * @mark: of the directory that last named it; under the core mutex
+ * @mark: of the last whole directory that named it; under the core mutex
  * @rcu: frees it
  */
 struct vmloop_interface {
@@ -554,6 +554,9 @@ static inline bool vmloop_dev_is_hardware(const struct net_device *dev)
  *	Core mutex held.
  * @advertise: optional. Tell the agent all of our IP addresses. Core mutex
  *	held.
+ * @again: mandatory for those that call vmloop_directory_change(). Have the agent
+ *	say the whole directory, not before a second from now, as a part of it was
+ *	lost. Core mutex held, must not wait.
  */
 struct vmloop_transport_ops {
 	int (*request)(struct vmloop_transport *transport, u64 peer, u64 epoch,
@@ -561,6 +564,7 @@ struct vmloop_transport_ops {
 	void (*report)(struct vmloop_transport *transport, u32 tag, u32 state);
 	void (*advertise)(struct vmloop_transport *transport,
 			  const struct vmloop_msg_address *address, u32 count);
+	void (*again)(struct vmloop_transport *transport);
 };
 
 /**
@@ -575,9 +579,15 @@ struct vmloop_transport_ops {
  * @guest: our name on the host
  * @list: in the core's list of transports
  * @ours: our own interfaces, as its peers know them
+ * @generation: of the directory; 0: of none
+ * @interface_count: interfaces of peers that it has
+ * @left_out: it has not all that was said, as that was too much
  * @staged: entries of the directory that is being received
  * @staged_count: entries of @staged
  * @staged_generation: of that directory
+ * @staged_begun: one is being received
+ * @staged_whole: it replaces the one before, and is not what is new in that
+ * @staged_lost: a part of it was
  *
  * A transport fills in the first three; the core keeps the rest under its
  * mutex.
@@ -594,9 +604,15 @@ struct vmloop_transport {
 	char guest[64];
 	struct list_head list;
 	struct list_head ours;
+	u64 generation;
+	u32 interface_count;
+	bool left_out;
 	struct list_head staged;
 	u32 staged_count;
 	u64 staged_generation;
+	bool staged_begun;
+	bool staged_whole;
+	bool staged_lost;
 };
 
 u64 vmloop_features(void);
@@ -609,6 +625,10 @@ void vmloop_agent_gone(struct vmloop_transport *transport);
 void vmloop_directory_begin(struct vmloop_transport *transport, u64 generation);
 void vmloop_directory_peer(struct vmloop_transport *transport,
 			   const struct vmloop_msg_peer *entry);
+void vmloop_directory_change(struct vmloop_transport *transport, u64 generation,
+			     u64 before);
+void vmloop_directory_gone(struct vmloop_transport *transport,
+			   const struct vmloop_msg_dir_gone *gone);
 void vmloop_directory_end(struct vmloop_transport *transport, u64 generation);
 void vmloop_peer_refused(struct vmloop_transport *transport, u64 peer,
 			 u32 reason, u32 retry_ms);

@@ -192,7 +192,12 @@ def test_channel_that_lies(net, g1, g2, g3, name):
                 net.command("close", "g1", "g3", check=False)  # it may be broken by now
                 until(lambda: net.state(g1, g3) != "up", 3 * net.slow, "the channel is closed")
         taps = net._taps()
-        g1.run(f"ping -c 3 -i 0.05 -q -s 1000 {g3.ip}")
+
+        def pings() -> bool:
+            return g1.run(f"ping -c 3 -i 0.05 -W 1 -q -s 1000 {g3.ip}", check=False).code == 0
+
+        # g3's own modules learn from g1 that a lane is closed: until then they answer by it.
+        until(pings, 5 * net.slow, "both go on")
         if outcome == "broken":
             seen = net.peers(g1)["g3"].peer
             assert seen["breaks"] >= 1 and seen["break"], "that the peer broke the rules is shown, and how"

@@ -55,6 +55,27 @@ def test_loopback_carries(net, g):
         assert not any(value for key, value in moved.items() if key.startswith("drop"))
 
 
+LOSE = "/sys/module/vmloop_loopback/parameters/lose"
+TRACE = "/sys/kernel/tracing"
+
+
+def test_news_that_fit_no_directory_are_asked_for_again(net, g):
+    """The channel's tags come only with the whole directory, after a second."""
+    bring_up(g, net.slow)
+    g.run(f"echo 1 >{TRACE}/events/vmloop/vmloop_directory/enable && echo >{TRACE}/trace")
+    try:
+        g.run(f"echo 1 >{LOSE} && echo 0 >/sys/module/vmloop_loopback/parameters/spoil")
+        until(lambda: any(one["breaks"] for one in peers(g).values()), 10 * net.slow, "the channel ends")
+        bring_up(g, net.slow)
+        seen = g.run(f"grep -o 'whole=.*' {TRACE}/trace").out.split("\n")
+    finally:
+        g.run(f"echo 0 >{TRACE}/events/vmloop/vmloop_directory/enable")
+    assert "whole=0 taken=0" in seen, "what was new has been lost"
+    assert "whole=1 taken=1" in seen, "then all of it comes"
+    assert seen.count("whole=0 taken=0") < 5, "not asked for again and again"
+    assert g.run(f"cat {LOSE}").out.strip() == "N"
+
+
 def test_loopback_under_load(net, g):
     """Path and transport are unloaded and loaded again under a stream whose every byte is checked."""
     bring_up(g, net.slow)

@@ -2,6 +2,7 @@
 //! What vmloop programs that share memory agree on, for Rust.
 //!
 //! - [`shm`]: the structures and numbers of `include/vmloop_shm.h`;
+//! - [`layout`]: their sizes and offsets, as text;
 //! - [`message`]: the control messages, checked;
 //! - [`control`]: the agent's end of a control region, over the ring that is
 //!   compiled from `kernel/core/ring.c`, so that there is one implementation;
@@ -12,6 +13,7 @@
 
 pub mod control;
 pub mod lanes;
+pub mod layout;
 mod mapping;
 pub mod memory;
 pub mod message;

@@ -292,6 +292,11 @@ pub struct DirectoryEntry {
 }
 
 impl DirectoryEntry {
+    /// What tells it from others.
+    pub fn key(&self) -> EntryKey {
+        EntryKey { id: self.id, local_mac: self.local_mac, mac: self.mac }
+    }
+
     /// `VMLOOP_PEER_*`
     pub fn flags(&self) -> u32 {
         let mut flags = 0;
@@ -306,6 +311,17 @@ impl DirectoryEntry {
         }
         flags
     }
+}
+
+/// What tells an entry of a directory from the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EntryKey {
+    /// the peer's identity
+    pub id: u64,
+    /// the interface of ours that it is reached by
+    pub local_mac: [u8; 6],
+    /// the peer's interface
+    pub mac: [u8; 6],
 }
 
 /// What the agent says to a guest.
@@ -330,6 +346,15 @@ pub enum AgentMessage {
     DirPeer(Box<DirectoryEntry>),
     /// The directory of this generation is complete.
     DirEnd(u64),
+    /// What is new in a directory begins.
+    DirChange {
+        /// of the directory
+        generation: u64,
+        /// of the one that the guest has
+        before: u64,
+    },
+    /// An entry is not there any more.
+    DirGone(EntryKey),
     /// No channel for now.
     Refused {
         /// identity of the peer
@@ -406,6 +431,16 @@ impl AgentMessage {
             Self::DirEnd(generation) => {
                 (shm::VMLOOP_MSG_DIR_END, shm::Dir { generation: *generation }.as_bytes().to_vec())
             }
+            Self::DirChange { generation, before } => (
+                shm::VMLOOP_MSG_DIR_CHANGE,
+                shm::DirChange { generation: *generation, before: *before }.as_bytes().to_vec(),
+            ),
+            Self::DirGone(EntryKey { id, local_mac, mac }) => (
+                shm::VMLOOP_MSG_DIR_GONE,
+                shm::DirGone { id: *id, local_mac: *local_mac, mac: *mac, reserved: 0 }
+                    .as_bytes()
+                    .to_vec(),
+            ),
             Self::Refused { peer, reason, retry_ms } => (
                 shm::VMLOOP_MSG_REFUSED,
                 shm::Refused { peer: *peer, reason: *reason, retry_ms: *retry_ms }

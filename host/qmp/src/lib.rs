@@ -25,7 +25,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedReadHalf;
 use tokio::sync::{oneshot, watch};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 
 use events::Listeners;
 
@@ -136,32 +136,41 @@ pub struct Qmp {
     inner: Arc<Inner>,
 }
 
-/// A command that was sent.
-pub struct Asked {
+/// The place of an answer among those that are waited for, until nobody waits.
+struct Awaited {
     qmp: Qmp,
-    command: String,
     id: u64,
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        self.qmp.pending().remove(&self.id);
+    }
+}
+
+/// A command that was sent. One that is dropped is carried out all the same.
+pub struct Asked {
+    command: String,
     began: Instant,
     answer: oneshot::Receiver<Result<Value, (String, String)>>,
+    _awaited: Awaited,
 }
 
 impl Asked {
-    /// Waits for the answer.
+    /// Waits for the answer: as long as for that of one command, from now on, since QEMU
+    /// carries out those before it first.
     ///
     /// # Errors
     /// As [`Qmp::execute`].
     pub async fn answer(self) -> Result<Value, Error> {
-        let Self { qmp, command, id, began, answer } = self;
-        let answer = timeout_at(began + ANSWER, answer).await;
+        let Self { command, began, answer, _awaited } = self;
+        let answer = timeout(ANSWER, answer).await;
         tracing::trace!(command, ms = began.elapsed().as_millis(), "answered");
         match answer {
             Ok(Ok(Ok(value))) => Ok(value),
             Ok(Ok(Err((class, desc)))) => Err(Error::Command { command, class, desc }),
             Ok(Err(_)) => Err(Error::Closed),
-            Err(_) => {
-                qmp.pending().remove(&id);
-                Err(Error::Timeout(command))
-            }
+            Err(_) => Err(Error::Timeout(command)),
         }
     }
 
@@ -304,22 +313,18 @@ impl Qmp {
         let id = self.inner.next.fetch_add(1, Ordering::Relaxed);
         let (tx, answer) = oneshot::channel();
         self.pending().insert(id, tx);
+        let awaited = Awaited { qmp: self.clone(), id };
         if *self.inner.closed.borrow() {
-            self.pending().remove(&id);
             return Err(Error::Closed);
         }
         let began = Instant::now();
         let mut line = json!({"execute": command, "arguments": arguments, "id": id}).to_string();
         line.push('\n');
-        let failed = match timeout(ANSWER, self.send(line.as_bytes(), fd)).await {
-            Ok(Ok(())) => {
-                return Ok(Asked { qmp: self.clone(), command: command.into(), id, began, answer });
-            }
-            Ok(Err(_)) => Error::Closed,
-            Err(_) => Error::Timeout(command.into()),
-        };
-        self.pending().remove(&id);
-        Err(failed)
+        match timeout(ANSWER, self.send(line.as_bytes(), fd)).await {
+            Ok(Ok(())) => Ok(Asked { command: command.into(), began, answer, _awaited: awaited }),
+            Ok(Err(_)) => Err(Error::Closed),
+            Err(_) => Err(Error::Timeout(command.into())),
+        }
     }
 
     fn pending(&self) -> std::sync::MutexGuard<'_, Waiting> {

@@ -118,6 +118,8 @@ pub struct Guest {
     /// whom it knows
     pub directory: RefCell<HashMap<u64, Peer>>,
     next: RefCell<HashMap<u64, Peer>>,
+    /// of the directory
+    generation: Cell<u64>,
     /// tags of channels that were plugged
     pub plugged: RefCell<HashSet<u32>>,
     /// how many directories it was sent
@@ -168,6 +170,7 @@ impl Guest {
             directory: RefCell::default(),
             next: RefCell::default(),
             plugged: RefCell::default(),
+            generation: Cell::new(0),
             directories: Cell::new(0),
             refused: Cell::new(0),
             board,
@@ -277,7 +280,7 @@ impl Guest {
                 return;
             }
             self.connected.set(true);
-            let features = shm::VMLOOP_F_LANES;
+            let features = shm::VMLOOP_F_LANES | shm::VMLOOP_F_CHANGES;
             let hello = shm::Hello { major: shm::VMLOOP_SHM_MAJOR, features, ..Default::default() };
             device.send(shm::VMLOOP_MSG_HELLO, hello.as_bytes());
             let addresses = advertisement(self.number, &[ip(self.number)]);
@@ -312,6 +315,15 @@ impl Guest {
                 self.id.set(welcome.id);
             }
             shm::VMLOOP_MSG_DIR_BEGIN => self.next.borrow_mut().clear(),
+            shm::VMLOOP_MSG_DIR_CHANGE => {
+                let change = shm::DirChange::read_from_bytes(&payload).expect("a change");
+                assert_eq!(change.before, self.generation.get(), "what this guest has");
+                self.next.borrow_mut().clone_from(&self.directory.borrow());
+            }
+            shm::VMLOOP_MSG_DIR_GONE => {
+                let gone = shm::DirGone::read_from_bytes(&payload).expect("one that is gone");
+                assert!(self.next.borrow_mut().remove(&gone.id).is_some(), "one that it knows");
+            }
             shm::VMLOOP_MSG_DIR_PEER => {
                 // Without a gateway it ends before that.
                 payload.resize(size_of::<shm::Peer>(), 0);
@@ -321,6 +333,8 @@ impl Guest {
             }
             shm::VMLOOP_MSG_DIR_END => {
                 let whole = self.next.take();
+                let end = shm::Dir::read_from_bytes(&payload).expect("an end");
+                self.generation.set(end.generation);
                 self.directories.set(self.directories.get() + 1);
                 self.board.directory(self.number, &whole);
                 *self.directory.borrow_mut() = whole;

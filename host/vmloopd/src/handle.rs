@@ -3,19 +3,16 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
-use vmloop_abi::message::{AgentMessage, DirectoryEntry};
+use vmloop_abi::message::AgentMessage;
 use vmloop_api::Problem;
 
 use crate::answer::Reply;
 use crate::end::Place;
+use crate::latest::Teller;
 use crate::machine::{Found, Key, Machine};
 use crate::mailbox;
-
-/// A directory, shared between the broker and a guest's task; None while the
-/// broker does not know enough yet.
-pub type Directory = Option<Arc<Vec<DirectoryEntry>>>;
 
 /// What the broker tells a guest's task.
 #[derive(Debug)]
@@ -26,6 +23,8 @@ pub enum Command {
         message: AgentMessage,
         /// bytes of each ring of new channels, for guests that make them
         ring_size: u32,
+        /// whether the guest understands what is new in a directory, or wants it whole
+        changes: bool,
     },
     /// Send a message.
     Send(AgentMessage),
@@ -56,7 +55,7 @@ pub struct Handle {
     /// its task
     pub commands: mailbox::Sender<Command>,
     /// what it is to know
-    pub directory: watch::Sender<Directory>,
+    pub directory: Teller,
 }
 
 /// What the broker learns when a task has connected.

@@ -174,7 +174,11 @@ pub fn render(status: &Status, listing: &Listing) -> String {
             "Control devices replaced after nonsense.",
             counters.control_broken,
         ),
-        ("throttled_total", "Times that a guest was slowed down.", counters.throttled),
+        (
+            "throttled_total",
+            "Messages of guests, and looks at what they wrote, that had to wait.",
+            counters.throttled,
+        ),
         (
             "out_of_memory_total",
             "Channels refused, as they would have taken too much memory.",

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use fake::agent::{Agent, link, meet, two_guests};
 use fake::{Modules, Qemu, wait};
 use vmloop_abi::shm;
-use vmloop_api::{Disputed, Request};
+use vmloop_api::{Disputed, Request, Status};
 use vmloop_policy::in_force::Source;
 use vmloopd::event::Event;
 use vmloopd::machine::NoTaps;
@@ -180,6 +180,76 @@ fn a_guest_that_is_reset_or_shut_down() {
             [&a, &b].iter().all(|m| m.directory.len() == 1 && m.directory[0].ip_count == 1)
         });
     }
+}
+
+/// A guest that understands it is told what is new; one of before, and one that asks again,
+/// gets a whole directory.
+#[test]
+fn what_is_new_in_a_directory() {
+    const BEGIN: u16 = shm::VMLOOP_MSG_DIR_BEGIN;
+    const PEER: u16 = shm::VMLOOP_MSG_DIR_PEER;
+    const END: u16 = shm::VMLOOP_MSG_DIR_END;
+    const CHANGE: u16 = shm::VMLOOP_MSG_DIR_CHANGE;
+    const GONE: u16 = shm::VMLOOP_MSG_DIR_GONE;
+    fn know<'a>(a: &mut Modules<'a>, b: &mut Modules<'a>, count: usize) {
+        wait("them to know each other", || {
+            a.hear();
+            b.hear();
+            a.directory.len() == count && b.directory.len() == count
+        });
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let all: Vec<_> = (1..=3).map(|number| Qemu::start(directory.path(), number)).collect();
+    let agent = Agent::start(directory.path());
+    all.iter().for_each(|one| agent.attach(one));
+    let features = shm::VMLOOP_F_LANES | shm::VMLOOP_F_CHANGES;
+    let mut a = Modules::begin(&all[0], 31, features);
+    let mut b = Modules::begin(&all[1], 32, shm::VMLOOP_F_LANES);
+    know(&mut a, &mut b, 1);
+    a.told.clear();
+    b.told.clear();
+
+    let c = Modules::begin(&all[2], 33, features);
+    know(&mut a, &mut b, 2);
+    assert_eq!(a.told, [CHANGE, PEER, END]);
+    assert_eq!(b.told, [BEGIN, PEER, PEER, END]);
+    a.told.clear();
+    b.told.clear();
+    drop(c);
+    all[2].kill();
+    know(&mut a, &mut b, 1);
+    assert_eq!(a.told, [CHANGE, GONE, END]);
+    assert_eq!(b.told, [BEGIN, PEER, END]);
+
+    a.told.clear();
+    a.hello(features);
+    wait("another directory", || {
+        a.hear();
+        a.told.last() == Some(&END)
+    });
+    assert_eq!(a.told, [BEGIN, PEER, END]);
+}
+
+/// Only messages that had to wait are counted as that, and each of them.
+#[test]
+fn a_guest_that_rings_for_nothing_and_one_that_says_too_much() {
+    let (_directory, one, two, agent) = two_guests();
+    let (mut a, _b) = meet(&agent, &one, &two);
+    for _ in 0..1500 {
+        a.ring();
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let throttled = || {
+        let status = agent.ask(Request::Status).expect("a status");
+        serde_json::from_value::<Status>(status).expect("a status").counters.throttled
+    };
+    assert_eq!(throttled(), 0);
+    // 400 at once, the others at 200 a second.
+    for _ in 0..600 {
+        a.state(1, shm::VMLOOP_STATE_UP);
+    }
+    wait("many to be heard late", || throttled() > 50);
+    assert!(throttled() <= 200);
 }
 
 #[test]

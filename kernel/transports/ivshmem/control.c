@@ -123,24 +123,53 @@ static void advertise(struct vmloop_transport *transport,
 	kfree(message);
 }
 
-const struct vmloop_transport_ops ivshmem_transport_ops = {
-	.request = request,
-	.report = report,
-	.advertise = advertise,
-};
-
-static void send_hello(void)
+/* Returns 0, or a negative errno for one that is lost. */
+static int send_hello(void)
 {
 	struct vmloop_msg_hello hello = {
 		.major = VMLOOP_SHM_MAJOR,
 		.minor = VMLOOP_SHM_MINOR,
-		.features = vmloop_features(),
+		.features = vmloop_features() | VMLOOP_F_CHANGES,
 		.version = VMLOOP_VERSION,
 	};
 
 	strscpy_pad(hello.kernel, init_utsname()->release,
 		    sizeof(hello.kernel));
-	send(VMLOOP_MSG_HELLO, &hello, sizeof(hello));
+	return send(VMLOOP_MSG_HELLO, &hello, sizeof(hello));
+}
+
+static void again_work(struct work_struct *work);
+static DECLARE_DELAYED_WORK(again, again_work);
+
+static void ask_again(struct vmloop_transport *transport)
+{
+	queue_delayed_work(system_wq, &again, HZ);
+}
+
+/* Without a control device the next one begins with a whole directory. */
+static void again_work(struct work_struct *work)
+{
+	int err = send_hello();
+
+	if (err && err != -ENOTCONN)
+		ask_again(&ivshmem_transport);
+}
+
+const struct vmloop_transport_ops ivshmem_transport_ops = {
+	.request = request,
+	.report = report,
+	.advertise = advertise,
+	.again = ask_again,
+};
+
+/**
+ * ivshmem_control_end() - ask the agent nothing any more
+ *
+ * Context: process context; the transport is unregistered.
+ */
+void ivshmem_control_end(void)
+{
+	cancel_delayed_work_sync(&again);
 }
 
 static u32 stats_cookie;	/* used by the one work that receives */
@@ -164,6 +193,8 @@ union message {
 	struct vmloop_msg_refused refused;
 	struct vmloop_msg_close close;
 	struct vmloop_msg_stats_get stats_get;
+	struct vmloop_msg_dir_change change;
+	struct vmloop_msg_dir_gone gone;
 };
 
 static void handle(u16 type, u32 size, const union message *message)
@@ -185,6 +216,16 @@ static void handle(u16 type, u32 size, const union message *message)
 		/* Version 1.0 ends there; @message is zero behind. */
 		if (size >= offsetof(struct vmloop_msg_peer, gateway))
 			vmloop_directory_peer(transport, &message->peer);
+		break;
+	case VMLOOP_MSG_DIR_CHANGE:
+		if (size >= sizeof(message->change))
+			vmloop_directory_change(transport,
+						message->change.generation,
+						message->change.before);
+		break;
+	case VMLOOP_MSG_DIR_GONE:
+		if (size >= sizeof(message->gone))
+			vmloop_directory_gone(transport, &message->gone);
 		break;
 	case VMLOOP_MSG_DIR_END:
 		if (size >= sizeof(message->dir))

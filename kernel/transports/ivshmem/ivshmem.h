@@ -57,6 +57,7 @@ int ivshmem_control_add(struct ivshmem_device *device);
 void ivshmem_control_cancel(struct ivshmem_device *device);
 void ivshmem_control_start(struct ivshmem_device *device);
 void ivshmem_control_remove(struct ivshmem_device *device);
+void ivshmem_control_end(void);
 
 /* channel.c; process context, like probe and remove */
 int ivshmem_channel_add(struct ivshmem_device *device);

@@ -223,6 +223,7 @@ static void __exit ivshmem_exit(void)
 	ivshmem_spare_end();
 	pci_unregister_driver(&driver);
 	vmloop_transport_unregister(&ivshmem_transport);
+	ivshmem_control_end();
 	ivshmem_look_end();
 }
 

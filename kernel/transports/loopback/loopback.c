@@ -34,6 +34,10 @@ static unsigned int lanes = 512;
 module_param(lanes, uint, 0444);
 MODULE_PARM_DESC(lanes, "lanes of the channel, an even number from 2 to 4096; 0 makes one of version 1, for tests");
 
+static bool lose;
+module_param(lose, bool, 0600);
+MODULE_PARM_DESC(lose, "for tests: what is new in the directory next fits none that anybody has");
+
 /* An end of the one channel: what peer @id is reached through. */
 struct end {
 	u64 id;		/* of the peer */
@@ -47,7 +51,7 @@ static void *region;		/* NULL while there is no channel */
 static u32 tag;			/* of the channel, 0 while there is none */
 static bool closed[2];		/* which ends have reported it closed */
 static unsigned long broken_until;	/* no other one before, in jiffies */
-static u64 generation;
+static u64 generation;		/* of the directory, 0 before the first */
 static bool ending;		/* the module goes: make nothing more */
 /* Protects all above but @closed and @broken_until, which the core's does. */
 static DEFINE_MUTEX(loopback_mutex);
@@ -65,12 +69,19 @@ static void ring(struct vmloop_link *link)
 	local_bh_enable();
 }
 
-static void say_directory(void)
+static void say_directory(bool whole)
 {
 	struct vmloop_msg_peer entry;
 	unsigned int i;
 
-	vmloop_directory_begin(&transport, ++generation);
+	if (whole)
+		vmloop_directory_begin(&transport, generation + 1);
+	else
+		vmloop_directory_change(&transport, generation + 1,
+					lose ? generation + 1 : generation);
+	generation++;
+	if (!whole)
+		lose = false;
 	for (i = 0; i < ARRAY_SIZE(ends); i++) {
 		entry = (struct vmloop_msg_peer){
 			.id = ends[i].id,
@@ -122,7 +133,7 @@ static void channel_make(void)
 			.ring = ring,
 		};
 	}
-	say_directory();
+	say_directory(false);
 	for (i = 0; i < ARRAY_SIZE(ends); i++)
 		WARN_ON_ONCE(vmloop_link_add(&ends[i].link));
 }
@@ -168,10 +179,19 @@ static void unmake_work(struct work_struct *work)
 	mutex_lock(&loopback_mutex);
 	channel_unmake();
 	if (!ending)
-		say_directory();
+		say_directory(false);
 	mutex_unlock(&loopback_mutex);
 }
 
+static void again_work(struct work_struct *work)
+{
+	mutex_lock(&loopback_mutex);
+	if (!ending)
+		say_directory(true);
+	mutex_unlock(&loopback_mutex);
+}
+
+static DECLARE_DELAYED_WORK(again, again_work);
 static DECLARE_WORK(make, make_work);
 static DECLARE_WORK(unmake, unmake_work);
 
@@ -194,9 +214,15 @@ static void report(struct vmloop_transport *transport, u32 tag, u32 state)
 		schedule_work(&unmake);
 }
 
+static void ask_again(struct vmloop_transport *transport)
+{
+	schedule_delayed_work(&again, HZ);
+}
+
 static const struct vmloop_transport_ops ops = {
 	.request = request,
 	.report = report,
+	.again = ask_again,
 };
 
 static struct vmloop_transport transport = {
@@ -299,7 +325,7 @@ static int __init loopback_init(void)
 		return err;
 	vmloop_agent_here(&transport, &welcome);
 	mutex_lock(&loopback_mutex);
-	say_directory();
+	say_directory(true);
 	mutex_unlock(&loopback_mutex);
 	return 0;
 }
@@ -314,6 +340,7 @@ static void __exit loopback_exit(void)
 	/* A request or a report may have come until just now. */
 	cancel_work_sync(&make);
 	cancel_work_sync(&unmake);
+	cancel_delayed_work_sync(&again);
 }
 
 module_init(loopback_init);

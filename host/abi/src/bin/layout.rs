@@ -2,5 +2,5 @@
 //! Prints the layout as Rust sees it, to be compared with `include/layout.golden`.
 
 fn main() {
-    print!("{}", vmloop_abi::shm::layout());
+    print!("{}", vmloop_abi::layout::layout());
 }

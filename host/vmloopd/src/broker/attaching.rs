@@ -181,6 +181,7 @@ impl Broker {
             later: Later::default(),
             rescans: Bucket::new(0.2, 3.0),
             told: None,
+            again: false,
             disputes: BTreeMap::new(),
             leaving: None,
             preparing: Instant::now(),

@@ -161,7 +161,9 @@ impl Broker {
             idle_ms: self.policy.idle_ms,
             name: guest.name.clone(),
         };
-        guest.tell(Command::Welcome { message, ring_size: self.policy.ring_size });
+        let hello = guest.hello.as_ref();
+        let changes = hello.is_some_and(|hello| hello.features & shm::VMLOOP_F_CHANGES != 0);
+        guest.tell(Command::Welcome { message, ring_size: self.policy.ring_size, changes });
     }
 
     /// Whether the host has none of a guest's interfaces any more. Those of a
@@ -233,7 +235,8 @@ impl Broker {
         }
         for (at, key) in scene.keys.iter().enumerate() {
             // One that came again may look as before, and was told nothing yet.
-            let is_new = self.guests.get(*key).is_some_and(|guest| guest.told.is_none());
+            let is_new =
+                self.guests.get(*key).is_some_and(|guest| guest.told.is_none() || guest.again);
             if !affected[at] && !is_new {
                 continue;
             }
@@ -259,8 +262,10 @@ fn tell(guests: &mut Guests, channels: &Channels, scene: &Scene, view: &View<'_>
         disputes.into_iter().map(|(ip, owner)| (ip, members[owner].name.to_string())).collect();
     let own = entries.iter().filter(|entry| entry.id == guest.machine.id);
     guest.routed = own.flat_map(|entry| entry.ips.iter().copied()).collect();
-    if guest.told.as_deref().is_none_or(|told| **told != *entries) {
-        guest.told = Some(Arc::new(entries));
-        guest.handle.directory.send_replace(guest.told.clone());
+    let again = std::mem::take(&mut guest.again);
+    if again || guest.told.as_deref().is_none_or(|told| **told != *entries) {
+        let entries = Arc::new(entries);
+        let old = guest.told.replace(entries.clone());
+        guest.handle.directory.tell(old.as_deref().map_or(&[], |old| &old[..]), entries);
     }
 }

@@ -13,7 +13,8 @@ use vmloop_api::Problem;
 use vmloop_policy::Who;
 
 use crate::bucket::Bucket;
-use crate::handle::{Command, Directory, Handle};
+use crate::handle::{Command, Handle};
+use crate::latest::Directory;
 use crate::machine::{Found, Key, Machine, Moving};
 
 /// Identity or epoch, as the API has it.
@@ -103,6 +104,8 @@ pub(super) struct Guest {
     pub(super) later: Later,
     pub(super) rescans: Bucket,
     pub(super) told: Directory,
+    /// it is to be told that again
+    pub(super) again: bool,
     pub(super) disputes: BTreeMap<IpAddr, String>,
     /// Until when it is believed that it will end, or be saved.
     pub(super) leaving: Option<Instant>,

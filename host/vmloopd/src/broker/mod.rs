@@ -276,7 +276,7 @@ impl Broker {
     /// Sends guests their directories again: they ask again for what was refused.
     fn tell_again(&mut self, whom: impl Fn(u64) -> bool) {
         for (key, guest) in self.guests.iter_untold().filter(|(_, one)| whom(one.machine.id)) {
-            guest.told = None;
+            guest.again = true;
             self.due.some([key]);
         }
     }

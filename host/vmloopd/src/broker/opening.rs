@@ -142,7 +142,7 @@ impl Broker {
             // Both asked, or the answer was lost: the directory has the tag.
             channel.is_wanted_by(key);
             if let Some(guest) = self.guests.get_untold(key) {
-                guest.told = None;
+                guest.again = true;
                 self.due.some([key]);
             }
             return Ok(found);

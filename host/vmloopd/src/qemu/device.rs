@@ -301,6 +301,11 @@ impl Slots {
     ) -> Result<Plugged, Error> {
         match place {
             Ok(bus) => self.add(ready, bus).await,
+            // Who waits for a device is to know in time, and not when QEMU goes on.
+            Err(error @ Error::Qmp(qmp::Error::Timeout(_))) => {
+                self.reconcile(ready);
+                Err(error)
+            }
             Err(error) => {
                 self.discard(ready).await;
                 Err(error)

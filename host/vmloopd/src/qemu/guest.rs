@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 use vmloop_abi::control::{Broken, GuestSide};
@@ -22,7 +22,7 @@ use super::control::{Control, ReadyControl, discard};
 use super::device::{self, Plugged, Slots};
 use super::ids::{self, CONTROL};
 use super::nics::{Taps, nics};
-use super::outbox::Outbox;
+use super::outbox::{Flushed, Outbox};
 use super::problems::{device_problem, machine_problem, qmp_problem};
 use super::process::{ended, pidfd};
 use super::standby::{self, Standby};
@@ -31,7 +31,8 @@ use crate::answer::answer;
 use crate::bucket::Bucket;
 use crate::config::Vfio;
 use crate::event::{Event, Post};
-use crate::handle::{Command, Connected, Directory, Handle};
+use crate::handle::{Command, Connected, Handle};
+use crate::latest::{Latest, latest};
 use crate::machine::{Key, Moving};
 use crate::mailbox;
 
@@ -140,7 +141,7 @@ impl Task {
         }
 
         let (commands, inbox) = mailbox::mailbox();
-        let (directory, updates) = watch::channel(None);
+        let (directory, updates) = latest();
         let (go, went) = oneshot::channel();
         let connected = Connected {
             key: self.key,
@@ -209,7 +210,7 @@ struct Serving {
     /// for the first control device
     ready: Option<ReadyControl>,
     inbox: mailbox::Receiver<Command>,
-    updates: watch::Receiver<Directory>,
+    updates: Latest,
     gone: Option<AsyncFd<OwnedFd>>,
     post: Post,
     taps: fn(u32) -> Taps,
@@ -368,7 +369,10 @@ impl Serving {
         let mut was_reset = false;
         let mut welcomed = false;
         let mut payload = Vec::new();
+        // A message may be heard now; and the next one has waited until it might.
+        let (mut may_hear, mut waited) = (false, false);
         self.outbox.clear();
+        self.updates.wants_news(false);
 
         let mut other_version = false;
         loop {
@@ -394,6 +398,7 @@ impl Serving {
                     was_reset = false;
                     welcomed = false;
                     self.outbox.clear();
+                    self.updates.wants_news(false);
                     control.ring();
                 }
                 GuestSide::Away => {
@@ -406,15 +411,24 @@ impl Serving {
             }
 
             let mut not_before = None;
+            let mut told_from = None;
             let mut more = false;
             if connected && !was_reset {
                 let mut taken = 0;
                 while taken < BATCH {
-                    if let Err(when) = messages.take(Instant::now()) {
+                    if !may_hear && let Err(when) = messages.take(Instant::now()) {
                         not_before = Some(when);
+                        waited = true;
                         break;
                     }
-                    let Some(kind) = control.region.receive(&mut payload)? else { break };
+                    // What no message was there for is for the next one.
+                    may_hear = true;
+                    let heard = control.region.receive(&mut payload)?;
+                    if std::mem::take(&mut waited) && heard.is_some() {
+                        self.post.counters.throttled.add(1);
+                    }
+                    let Some(kind) = heard else { break };
+                    may_hear = false;
                     taken += 1;
                     self.hear(kind, &payload).await;
                 }
@@ -422,22 +436,24 @@ impl Serving {
                     control.ring();
                 }
                 more = taken == BATCH;
-                if not_before.is_some() {
-                    self.post.counters.throttled.add(1);
-                }
 
-                let all_sent = self.outbox.flush(&mut control.region)?;
+                let flushed = self.outbox.flush(&mut control.region, &mut self.updates)?;
                 if control.region.sent() {
                     control.ring();
                 }
-                more |= !all_sent && !control.region.wait_room();
+                match flushed {
+                    Flushed::All => {}
+                    Flushed::Until(when) => told_from = Some(when),
+                    Flushed::Full => more |= !control.region.wait_room(),
+                }
                 more |= not_before.is_none() && !control.region.may_sleep();
             }
             if more {
                 tokio::task::yield_now().await;
             }
             let doorbells_from = wakes.take(Instant::now()).err();
-            let wake_at = if more { None } else { not_before.max(doorbells_from) };
+            let waits = [not_before.max(doorbells_from), told_from];
+            let wake_at = waits.into_iter().flatten().min().filter(|_| !more);
 
             tokio::select! {
                 biased;
@@ -450,8 +466,8 @@ impl Serving {
                         // last directory may be on its way yet. A guest that has
                         // no room for two more messages does not read them either.
                         if connected && !was_reset {
-                            self.outbox.start_directory(Arc::default());
-                            self.outbox.flush(&mut control.region)?;
+                            self.outbox.nobody();
+                            self.outbox.flush(&mut control.region, &mut self.updates)?;
                             if control.region.sent() {
                                 control.ring();
                             }
@@ -461,21 +477,17 @@ impl Serving {
                     Some(command @ (Command::Migrate { .. } | Command::Resume)) => refuse(command),
                     Some(Command::Rescan) => self.rescan(),
                     Some(Command::Send(message)) => self.outbox.push(message),
-                    Some(Command::Welcome { message, .. }) => {
-                        self.outbox.push(message);
+                    Some(Command::Welcome { message, changes, .. }) => {
+                        self.outbox.welcome(message);
+                        self.updates.wants_news(changes);
                         welcomed = true;
-                        if let Some(entries) = self.updates.borrow_and_update().clone() {
-                            self.outbox.start_directory(entries);
-                        }
                     }
                 },
                 changed = self.updates.changed(), if welcomed => {
-                    if changed.is_err() {
+                    if !changed {
                         return Ok(End::Detach);
                     }
-                    if let Some(entries) = self.updates.borrow_and_update().clone() {
-                        self.outbox.start_directory(entries);
-                    }
+                    self.outbox.directory();
                 }
                 event = qemu.recv() => match event {
                     Ok(event)

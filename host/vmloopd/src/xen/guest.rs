@@ -25,6 +25,7 @@ use super::serving::{Refusal, Serving, Task};
 use crate::bucket::Bucket;
 use crate::event::Event;
 use crate::handle::{Command, Connected, Handle};
+use crate::latest::latest;
 use crate::machine::Found;
 use crate::mailbox;
 
@@ -96,7 +97,7 @@ impl Task {
 
         let (commands, inbox) = mailbox::mailbox();
         let (orders, to_do) = mpsc::unbounded_channel();
-        let (directory, updates) = watch::channel(None);
+        let (directory, updates) = latest();
         let (go, went) = oneshot::channel();
         let (name, epoch) = (machine.name.clone(), machine.epoch);
         let connected = Connected {
@@ -217,10 +218,10 @@ impl Serving {
                     Some(order) => self.carry_out(order),
                 },
                 changed = self.updates.changed() => {
-                    if changed.is_err() {
+                    if !changed {
                         return;
                     }
-                    self.entries = self.updates.borrow_and_update().clone();
+                    self.entries = self.updates.take().0;
                     self.dirty = true;
                 }
                 () = self.ours.changed() => {
@@ -272,12 +273,12 @@ impl Serving {
 
     async fn obey(&mut self, command: Command) {
         match command {
-            Command::Welcome { message, ring_size } => {
+            Command::Welcome { message, ring_size, .. } => {
                 if let AgentMessage::Welcome { idle_ms, name, .. } = message {
                     self.agent = Some((idle_ms, ring_size));
                     self.name = name;
                     self.welcomed = self.incarnation != 0;
-                    self.entries = self.updates.borrow_and_update().clone();
+                    self.entries = self.updates.take().0;
                     self.dirty = true;
                 }
             }

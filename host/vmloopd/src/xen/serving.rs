@@ -15,7 +15,8 @@ use super::nodes::{self, Link};
 use super::pages::Written;
 use crate::bucket::Bucket;
 use crate::event::{Event, Post};
-use crate::handle::{Command, Directory};
+use crate::handle::Command;
+use crate::latest::{Directory, Latest};
 use crate::machine::{Key, Nic};
 use crate::mailbox;
 
@@ -52,7 +53,7 @@ pub(super) struct Serving {
     pub(super) nics: Vec<Nic>,
     pub(super) inbox: mailbox::Receiver<Command>,
     pub(super) to_do: mpsc::UnboundedReceiver<Order>,
-    pub(super) updates: watch::Receiver<Directory>,
+    pub(super) updates: Latest,
     pub(super) theirs: Subscription,
     pub(super) ours: Subscription,
     /// idle_ms and ring_size, once the broker has told

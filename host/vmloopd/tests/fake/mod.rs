@@ -434,6 +434,10 @@ pub struct Modules<'a> {
     guest: FakeGuest,
     pub directory: Vec<shm::Peer>,
     pub generation: u64,
+    /// Types of the messages of all directories.
+    pub told: Vec<u16>,
+    /// The agent's number of the directory.
+    number: u64,
     pub closes: Vec<u32>,
     pub refused: Vec<u32>,
     /// Of the last refusal.
@@ -448,7 +452,8 @@ impl<'a> Modules<'a> {
     /// Loads them: begins on the control device that is plugged, says HELLO,
     /// and one address.
     pub fn load(qemu: &'a Qemu, incarnation: u64, address: [u8; 4]) -> Self {
-        let mut modules = Self::begin(qemu, incarnation, shm::VMLOOP_F_LANES);
+        let mut modules =
+            Self::begin(qemu, incarnation, shm::VMLOOP_F_LANES | shm::VMLOOP_F_CHANGES);
         modules.advertise(&[address.into()]);
         modules
     }
@@ -471,6 +476,8 @@ impl<'a> Modules<'a> {
             guest,
             directory: Vec::new(),
             generation: 0,
+            told: Vec::new(),
+            number: 0,
             closes: Vec::new(),
             refused: Vec::new(),
             retry_ms: 0,
@@ -478,9 +485,14 @@ impl<'a> Modules<'a> {
             next: Vec::new(),
             polite: true,
         };
-        let hello = shm::Hello { major: 1, features, ..Default::default() };
-        modules.send(shm::VMLOOP_MSG_HELLO, hello.as_bytes());
+        modules.hello(features);
         modules
+    }
+
+    /// Says HELLO.
+    pub fn hello(&mut self, features: u64) {
+        let hello = shm::Hello { major: 1, features, ..Default::default() };
+        self.send(shm::VMLOOP_MSG_HELLO, hello.as_bytes());
     }
 
     /// Says all of its addresses.
@@ -515,7 +527,7 @@ impl<'a> Modules<'a> {
     }
 
     /// Rings, unless the agent took the device away meanwhile.
-    fn ring(&self) {
+    pub fn ring(&self) {
         if let Some(device) = self.qemu.state().devices.get("vmloop-ctl") {
             device.ring();
         }
@@ -543,17 +555,40 @@ impl<'a> Modules<'a> {
     /// Hears what the agent said meanwhile.
     pub fn hear(&mut self) {
         while let Some((kind, payload)) = self.guest.receive() {
+            if (shm::VMLOOP_MSG_DIR_BEGIN..=shm::VMLOOP_MSG_DIR_END).contains(&kind)
+                || kind >= shm::VMLOOP_MSG_DIR_CHANGE
+            {
+                self.told.push(kind);
+            }
             match kind {
                 shm::VMLOOP_MSG_WELCOME => self.welcomes += 1,
                 shm::VMLOOP_MSG_DIR_BEGIN => self.next.clear(),
+                shm::VMLOOP_MSG_DIR_CHANGE => {
+                    let change = shm::DirChange::read_from_bytes(&payload).expect("a change");
+                    assert_eq!(change.before, self.number, "what this guest has");
+                    self.next.clone_from(&self.directory);
+                }
+                shm::VMLOOP_MSG_DIR_GONE => {
+                    let gone = shm::DirGone::read_from_bytes(&payload).expect("one that is gone");
+                    let before = self.next.len();
+                    self.next.retain(|one| {
+                        (one.id, one.local_mac, one.mac) != (gone.id, gone.local_mac, gone.mac)
+                    });
+                    assert_eq!(self.next.len() + 1, before, "one that it knows");
+                }
                 shm::VMLOOP_MSG_DIR_PEER => {
                     // Without a gateway it ends before that.
                     let mut payload = payload;
                     payload.resize(size_of::<shm::Peer>(), 0);
-                    self.next.push(shm::Peer::read_from_bytes(&payload).expect("a peer"));
+                    let peer = shm::Peer::read_from_bytes(&payload).expect("a peer");
+                    self.next.retain(|one| {
+                        (one.id, one.local_mac, one.mac) != (peer.id, peer.local_mac, peer.mac)
+                    });
+                    self.next.push(peer);
                 }
                 shm::VMLOOP_MSG_DIR_END => {
                     self.directory = std::mem::take(&mut self.next);
+                    self.number = shm::Dir::read_from_bytes(&payload).expect("an end").generation;
                     self.generation += 1;
                 }
                 shm::VMLOOP_MSG_CLOSE => {
