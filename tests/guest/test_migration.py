@@ -10,7 +10,6 @@ Runs with --migrations only; on Xen hosts with --kinds xen, too.
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from statistics import median
 
 import pytest
 from vmlab import CommandFailed, Guest, GuestFailed, Lab
@@ -18,17 +17,13 @@ from vmlab import CommandFailed, Guest, GuestFailed, Lab
 from bench.migration.hosts import HOSTS
 from bench.migration.load import Load
 from bench.migration.stage import HERE, Stage, build_tools
-from bench.migration.trips import added_pause_ms, added_wait_ms, go, go_plainly
+from bench.migration.trips import go
 from bench.path.stage import wait_for
 
 pytestmark = pytest.mark.migrations
 
 ROUND_TRIPS = 10
 MIB, GIB = 1 << 20, 1 << 30
-LONGEST_RISE = 2.0
-"""Seconds from a guest's arrival to its channel, on either kind of host."""
-LONGEST_ADDED = 100
-"""Milliseconds by which vmloop may make who waits for an answer wait longer."""
 SLOW, FAST = 4 << 20, 128 << 20
 """Bytes a second of a migration: so that something can be done meanwhile; QEMU's own."""
 
@@ -127,7 +122,8 @@ def slowly(guest: Guest) -> Iterator[None]:
 def round_trips(two: Stage, request: pytest.FixtureRequest, count: int, enough: int) -> None:
     """There and back again under every kind of traffic; nothing breaks, nothing is lost by vmloop.
 
-    It goes on until g1 has received ``enough`` checked bytes.
+    It goes on until g1 has received ``enough`` checked bytes. How long all of it takes is kept with the result, and
+    is what `make demo-migration` measures, beside the same without vmloop.
     """
     apart(two)
     trips = []
@@ -143,21 +139,7 @@ def round_trips(two: Stage, request: pytest.FixtureRequest, count: int, enough: 
     for trip in trips:
         assert trip.down and trip.clean, f"not down before QEMU began: {trip}"
         assert trip.lost == 0, f"vmloop lost datagrams: {trip}"
-        assert trip.rise is None or trip.rise < LONGEST_RISE, f"the channel came too late: {trip}"
-    assert [trip.rise is not None for trip in trips] == [True, False] * count
-    work, quiet = (median(getattr(trip, name) for trip in trips) for name in ("work_ms", "quiet_ms"))
-    assert work - quiet < LONGEST_ADDED, f"while vmloop prepares a turn takes {work:.0f} ms, before it {quiet:.0f}"
-
-    two.without()
-    with Load(two) as load:
-        plain = [go_plainly(two, load) for _ in range(2 * count)]
-    request.node.user_properties.append(("plain_trips", [trip.record() for trip in plain]))
-    added = added_pause_ms(trips, plain)
-    assert added < LONGEST_ADDED, f"vmloop adds {added} ms to the pause: {trips} {plain}"
-    waited = added_wait_ms(trips, plain)
-    assert waited < LONGEST_ADDED, f"vmloop adds {waited} ms to the longest wait: {trips} {plain}"
-    after, without = (median(trip.after_ms for trip in kind) for kind in (trips, plain))
-    assert after - without < LONGEST_ADDED, f"after arriving a turn takes {after:.0f} ms, without vmloop {without:.0f}"
+    assert [trip.rise is not None for trip in trips] == [True, False] * count, f"a channel where both are: {trips}"
 
 
 def test_a_round_trip(two, request):

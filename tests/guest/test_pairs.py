@@ -142,13 +142,15 @@ def check_filter(net, g1, g2, come, go, what):
         assert what in net.explained(g2, g1)["filter"]
         assert what in net.command("explain", "g1", "g2").out
         until(lambda: not net.channel_count(g1), 10 * net.slow, "g1 has no channel")
-        net.set_policy("idle_ms = 0\nfilters = 'ignore'\n")
-        net.bring_up(g1, g2)
-        net.set_policy("idle_ms = 0\n")
+        try:
+            net.set_policy("idle_ms = 0\nfilters = 'ignore'\n")
+            net.bring_up(g1, g2)
+        finally:
+            net.set_policy("idle_ms = 0\n")
         net.wait_state(g1, g2, "gone")
     finally:
         net.host.run(go)
-        net.set_policy("idle_ms = 0\n")
+    # No policy is set here, since that alone has the agent look at all again.
     net.bring_up(g1, g2)
     with net.carried(g1, g2):
         g1.run(f"ping -c 3 -i 0.05 -q {g2.ip}")
