@@ -189,17 +189,28 @@ def test_late_reader(stage: str, streams: Streams, end: str, first: int, buffer:
         assert after == before.split()[1], "the program's receive buffer has another size"
 
 
-@pytest.mark.main("a program saw another socket than TCP's")
-def test_calls(stage: str, streams: Streams) -> None:
+SIX = "ip -n a addr add fd09::1/64 dev va nodad && ip -n b addr add fd09::2/64 dev vb nodad"
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        pytest.param(IP[1], id="4", marks=pytest.mark.main("a program saw another socket than TCP's")),
+        pytest.param(f"::ffff:{IP[1]}", id="mapped"),
+        pytest.param("fd09::2", id="6"),
+    ],
+)
+def test_calls(stage: str, streams: Streams, there: str) -> None:
     """Calls return by lanes what they return by TCP: tools/sockets.py has them."""
     host = streams.host
+    host.run(SIX)
     seen: dict[str, tuple[str, str]] = {}
     for way in ("tcp", "lane"):
         streams.leave_after(1 if way == "lane" else NEVER)
         port = PORT + 2 + len(seen)
         with host.popen(inside("b", "python3", SOCKETS, "serve", port)) as server:
             server.wait_for("ready", 60)
-            client = host.run(inside("a", "python3", SOCKETS, "run", IP[1], port), timeout=120)
+            client = host.run(inside("a", "python3", SOCKETS, "run", there, port), timeout=240)
             cases = client.out.count("\n")
             until(lambda: server.out.count("\n") > cases, 30, "the server's last words")  # noqa: B023
             seen[way] = (client.out, server.out)

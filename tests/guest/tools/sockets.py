@@ -12,10 +12,12 @@ time, but for deadlines that end a run.
 import errno
 import fcntl
 import json
+import os
 import select
 import socket
 import struct
 import sys
+import tempfile
 import termios
 import time
 from collections.abc import Callable
@@ -25,6 +27,10 @@ WARM = 40
 """Round trips before a case begins; the size of each."""
 PIECE = 4096
 DEADLINE = 20.0
+
+SO_TIMESTAMP, SO_PEEK_OFF, SO_ZEROCOPY, MSG_ZEROCOPY = 29, 42, 60, 0x4000000
+TCP_NOTSENT_LOWAT, TCP_INQ, IP_RECVERR, IPV6_RECVERR, SIOCATMARK = 25, 36, 11, 25, 0x8905
+"""Of Linux on x86; Python does not name them."""
 
 
 def name(error: OSError) -> str:
@@ -329,6 +335,284 @@ def reused_server(s: socket.socket) -> Any:
     return [*found, attempt(lambda: s.recv(1))]
 
 
+def truncated(c: socket.socket) -> Any:
+    """MSG_TRUNC: bytes are passed over, and counted."""
+    c.sendall(b"0123456789")
+    return receive(c, 1).decode()
+
+
+def truncated_server(s: socket.socket) -> Any:
+    until(lambda: queued(s, termios.FIONREAD), 10)
+    found: list[Any] = [len(s.recv(4, socket.MSG_TRUNC)), queued(s, termios.FIONREAD), receive(s, 6).decode()]
+    s.sendall(b".")
+    return found
+
+
+def vectors(c: socket.socket) -> Any:
+    """Several buffers in one call, some of them empty, and one call that goes on with another."""
+    found: list[Any] = [c.sendmsg([b"abc", b"", pattern(70_000), b"z"])]
+    found.append(c.send(b"more, ", socket.MSG_MORE))
+    found.append(c.send(b"and the end"))
+    return [*found, receive(c, 1).decode()]
+
+
+def vectors_server(s: socket.socket) -> Any:
+    parts = [bytearray(3), bytearray(0), bytearray(70_000), bytearray(1)]
+    size = s.recvmsg_into(parts, 0, socket.MSG_WAITALL)[0]
+    found: list[Any] = [size, bytes(parts[0]).decode(), bytes(parts[2]) == pattern(70_000), bytes(parts[3]).decode()]
+    found.append(receive(s, 17).decode())
+    s.sendall(b".")
+    return found
+
+
+def corked(c: socket.socket) -> Any:
+    """What is held back comes when it is let go."""
+    c.setsockopt(socket.SOL_TCP, socket.TCP_NODELAY, 0)
+    c.setsockopt(socket.SOL_TCP, socket.TCP_CORK, 1)
+    for _ in range(10):
+        c.sendall(b"0123456789")
+    c.setsockopt(socket.SOL_TCP, socket.TCP_CORK, 0)
+    found: list[Any] = [receive(c, 1).decode(), c.getsockopt(socket.SOL_TCP, socket.TCP_CORK)]
+    return [*found, until(lambda: queued(c, termios.TIOCOUTQ), 0)]
+
+
+def corked_server(s: socket.socket) -> Any:
+    found = receive(s, 100).decode()
+    s.sendall(b".")
+    return found
+
+
+def send_timeout(c: socket.socket) -> Any:
+    """Nobody reads: a send that waits no longer than it may."""
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 100_000))
+    sent = 0
+    last: Any = 1
+    while isinstance(last, int) and sent < 64 << 20:
+        last = attempt(lambda: c.send(pattern(50_000)))
+        sent += last if isinstance(last, int) else 0
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
+    c.shutdown(socket.SHUT_WR)
+    return [last, int(receive(c, 20)) == sent]
+
+
+def peek_offset(c: socket.socket) -> Any:
+    c.sendall(b"0123456789")
+    return receive(c, 1).decode()
+
+
+def peek_offset_server(s: socket.socket) -> Any:
+    """SO_PEEK_OFF: each look goes on where the last one ended; TCP has it since 6.9."""
+    until(lambda: queued(s, termios.FIONREAD), 10)
+    found: list[Any] = [attempt(lambda: s.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, 2))]
+    if found == [None]:
+        found += [s.recv(3, socket.MSG_PEEK).decode(), s.recv(3, socket.MSG_PEEK).decode()]
+        found.append(s.getsockopt(socket.SOL_SOCKET, SO_PEEK_OFF))
+    found += [s.recv(4).decode(), attempt(lambda: s.getsockopt(socket.SOL_SOCKET, SO_PEEK_OFF)), receive(s, 6).decode()]
+    s.sendall(b".")
+    return found
+
+
+def at_mark(c: socket.socket) -> Any:
+    c.sendall(b"abc")
+    c.recv(1)
+    c.send(b"!", socket.MSG_OOB)
+    c.sendall(b"def")
+    return c.recv(1).decode()
+
+
+def at_mark_server(s: socket.socket) -> Any:
+    """SIOCATMARK: where the urgent byte is."""
+    found: list[Any] = [receive(s, 3).decode(), queued(s, SIOCATMARK)]
+    s.sendall(b".")
+    events(s, select.POLLPRI, select.POLLPRI)
+    found += [until(lambda: queued(s, SIOCATMARK), 1), s.recv(1, socket.MSG_OOB).decode(), receive(s, 3).decode()]
+    s.sendall(b".")
+    return [*found, queued(s, SIOCATMARK)]
+
+
+def splice_out(c: socket.socket) -> Any:
+    c.sendall(pattern(5000))
+    return receive(c, 1).decode()
+
+
+def splice_out_server(s: socket.socket) -> Any:
+    """splice() from a socket to a pipe."""
+    out, into = os.pipe()
+    came = b""
+    while len(came) < 5000:
+        came += os.read(out, os.splice(s.fileno(), into, 4096))
+    s.sendall(b".")
+    return came == pattern(5000)
+
+
+def splice_in(c: socket.socket) -> Any:
+    """splice() from a pipe to a socket, and sendfile()."""
+    out, into = os.pipe()
+    sent = 0
+    while sent < 50_000:
+        size = os.write(into, pattern(50_000)[sent : sent + 4096])
+        while size:
+            moved = os.splice(out, c.fileno(), size)
+            size -= moved
+            sent += moved
+    with tempfile.TemporaryFile() as file:
+        file.write(pattern(300_000))
+        file.flush()
+        at = 0
+        while at < 300_000:
+            at += os.sendfile(c.fileno(), file.fileno(), at, 300_000 - at)
+    return [sent, receive(c, 1).decode()]
+
+
+def splice_in_server(s: socket.socket) -> Any:
+    found = [receive(s, 50_000) == pattern(50_000), receive(s, 300_000) == pattern(300_000)]
+    s.sendall(b".")
+    return found
+
+
+def zero_copy(c: socket.socket) -> Any:
+    """MSG_ZEROCOPY: the bytes come, and the error queue says of how many calls."""
+    c.setsockopt(socket.SOL_SOCKET, SO_ZEROCOPY, 1)
+    found: list[Any] = []
+    for _ in range(3):
+        found.append(c.send(pattern(30_000), MSG_ZEROCOPY))
+    done = -1
+
+    def completed() -> int:
+        nonlocal done
+        try:
+            _, ancillary, _, _ = c.recvmsg(1, 512, socket.MSG_ERRQUEUE)
+        except BlockingIOError:
+            return done
+        for level, kind, data in ancillary:
+            if (level, kind) in ((socket.SOL_IP, IP_RECVERR), (socket.IPPROTO_IPV6, IPV6_RECVERR)):
+                done = max(done, struct.unpack("IBBBBII", data[:16])[6])
+        return done
+
+    found.append(until(completed, 2))
+    found.append(attempt(lambda: c.recvmsg(1, 512, socket.MSG_ERRQUEUE)))
+    return [*found, receive(c, 1).decode()]
+
+
+def zero_copy_server(s: socket.socket) -> Any:
+    found = [receive(s, 30_000) == pattern(30_000) for _ in range(3)]
+    s.sendall(b".")
+    return found
+
+
+def no_errors(c: socket.socket) -> Any:
+    """The error queue is empty."""
+    found = attempt(lambda: c.recvmsg(1, 512, socket.MSG_ERRQUEUE))
+    c.sendall(b".")
+    return found
+
+
+def copies(c: socket.socket) -> Any:
+    """A descriptor that is duplicated, handed to a child, and passed by a message."""
+    with c.dup() as other:
+        other.sendall(b"dup ")
+    child = os.fork()
+    if not child:
+        c.sendall(b"fork ")
+        os._exit(0)
+    os.waitpid(child, 0)
+    here, there = socket.socketpair()
+    with here, there:
+        socket.send_fds(here, [b"x"], [c.fileno()])
+        _, descriptors, _, _ = socket.recv_fds(there, 1, 1)
+    with socket.socket(fileno=descriptors[0]) as passed:
+        passed.sendall(b"passed ")
+    c.sendall(b"own")
+    return receive(c, 1).decode()
+
+
+def copies_server(s: socket.socket) -> Any:
+    found = receive(s, len(b"dup fork passed own")).decode()
+    s.sendall(b".")
+    return found
+
+
+def stamps(c: socket.socket) -> Any:
+    c.sendall(b"0123456789")
+    c.recv(1)
+    c.sendall(b"0123456789")
+    return c.recv(1).decode()
+
+
+def stamps_server(s: socket.socket) -> Any:
+    """SO_TIMESTAMP and TCP_INQ, asked for amid the connection. Of times there may be none yet."""
+    found: list[Any] = [receive(s, 10).decode()]
+    s.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMP, 1)
+    s.setsockopt(socket.SOL_TCP, TCP_INQ, 1)
+    s.sendall(b".")
+    until(lambda: queued(s, termios.FIONREAD), 10)
+    data, ancillary, _, _ = s.recvmsg(4, 512)
+    kinds = {(level, kind): data for level, kind, data in ancillary}
+    found.append(data.decode())
+    found.append(list(kinds.get((socket.SOL_TCP, TCP_INQ), b"")))
+    found.append(receive(s, 6).decode())
+    s.sendall(b".")
+    return found
+
+
+def reads_no_more(c: socket.socket) -> Any:
+    """shutdown() for reading, and then for both."""
+    c.shutdown(socket.SHUT_RD)
+    found: list[Any] = [attempt(lambda: c.recv(10)), attempt(lambda: c.send(b"0123456789"))]
+    c.shutdown(socket.SHUT_RDWR)
+    return [*found, attempt(lambda: c.send(b"x", socket.MSG_NOSIGNAL)), attempt(lambda: c.recv(10))]
+
+
+def reads_no_more_server(s: socket.socket) -> Any:
+    return [receive(s, 100).decode(), attempt(lambda: s.recv(10))]
+
+
+def options(c: socket.socket) -> Any:
+    """What is set is there, and bytes go by small buffers."""
+    found: list[Any] = []
+    for level, option, value in (
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.SOL_TCP, socket.TCP_KEEPIDLE, 77),
+        (socket.SOL_TCP, socket.TCP_USER_TIMEOUT, 33_000),
+        (socket.SOL_TCP, TCP_NOTSENT_LOWAT, 20_000),
+        (socket.SOL_SOCKET, socket.SO_SNDBUF, 10_000),
+        (socket.SOL_SOCKET, socket.SO_RCVBUF, 10_000),
+    ):
+        c.setsockopt(level, option, value)
+        found.append(c.getsockopt(level, option))
+    c.sendall(pattern(500_000))
+    c.shutdown(socket.SHUT_WR)
+    info = c.getsockopt(socket.SOL_TCP, socket.TCP_INFO, 256)
+    return [*found, len(info) > 100, receive(c, 600_000) == pattern(600_000)]
+
+
+def options_server(s: socket.socket) -> Any:
+    found = receive(s, 1 << 20) == pattern(500_000)
+    s.sendall(pattern(600_000))
+    return found
+
+
+def levels(c: socket.socket) -> Any:
+    """epoll by level, and once only."""
+    c.sendall(b"ab")
+    c.recv(1)
+    c.sendall(b"c")
+    return c.recv(1).decode()
+
+
+def levels_server(s: socket.socket) -> Any:
+    epoll = select.epoll()
+    epoll.register(s, select.EPOLLIN)
+    until(lambda: queued(s, termios.FIONREAD), 2)
+    found: list[Any] = [len(epoll.poll(DEADLINE)), s.recv(1).decode(), len(epoll.poll(DEADLINE)), s.recv(1).decode()]
+    found.append(len(epoll.poll(0)))
+    epoll.modify(s, select.EPOLLIN | select.EPOLLONESHOT)
+    s.sendall(b".")
+    found += [len(epoll.poll(DEADLINE)), len(epoll.poll(0)), s.recv(1).decode()]
+    s.sendall(b".")
+    return found
+
+
 CASES: dict[str, tuple[Callable[[socket.socket], Any], Callable[[socket.socket], Any]]] = {
     "half_close": (half_close, half_close_server),
     "peek": (peek, peek_server),
@@ -345,12 +629,27 @@ CASES: dict[str, tuple[Callable[[socket.socket], Any], Callable[[socket.socket],
     "low_water": (low_water, low_water_server),
     "urgent": (urgent, urgent_server),
     "reused": (reused, reused_server),
+    "truncated": (truncated, truncated_server),
+    "vectors": (vectors, vectors_server),
+    "corked": (corked, corked_server),
+    "send_timeout": (send_timeout, full_server),
+    "peek_offset": (peek_offset, peek_offset_server),
+    "at_mark": (at_mark, at_mark_server),
+    "splice_out": (splice_out, splice_out_server),
+    "splice_in": (splice_in, splice_in_server),
+    "zero_copy": (zero_copy, zero_copy_server),
+    "no_errors": (no_errors, one_byte),
+    "copies": (copies, copies_server),
+    "stamps": (stamps, stamps_server),
+    "reads_no_more": (reads_no_more, reads_no_more_server),
+    "options": (options, options_server),
+    "levels": (levels, levels_server),
 }
 
 
 def serve(port: int) -> None:
-    """One connection after the other, until it is killed."""
-    listener = socket.create_server(("0.0.0.0", port))
+    """One connection after the other, until it is killed; of both families."""
+    listener = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
     print("ready", flush=True)
     while True:
         connection, _ = listener.accept()
