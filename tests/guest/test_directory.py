@@ -44,8 +44,9 @@ def test_what_is_new(net: Net, g1, g2, g3) -> None:
         until(lambda: "g3" in net.peers(g1), 20 * net.slow, "g1 knows that g3 is back")
         net.bring_up(g1, g3)
         seen = taken(g1)
-    assert len(seen) >= 3, "that it goes, that it comes, and its channel"
-    assert {(one["whole"], one["taken"], one["entries"]) for one in seen} == {(0, 1, 1)}, seen
+    # Where both ask for a channel, the second is told again what it knows: nothing is new in that.
+    assert {(one["whole"], one["taken"], one["entries"]) for one in seen} <= {(0, 1, 1), (0, 1, 0)}, seen
+    assert sum(one["entries"] for one in seen) >= 3, "that it goes, that it comes, and its channel"
     numbers = [one["generation"] for one in seen]
     assert numbers == list(range(numbers[0], numbers[0] + len(seen))), "none was missed"
     assert net.peers(g1)["g2"].tag == tag, "nothing has changed between the others"

@@ -325,6 +325,24 @@ static int call_setsockopt(struct sock *sk, int level, int name, sockptr_t value
 	return err;
 }
 
+/* By this one TCP gives bytes out past recvmsg(): the kernel is to have the socket. */
+static int call_getsockopt(struct sock *sk, int level, int name, char __user *value,
+			   int __user *size)
+{
+	int users = srcu_read_lock(&stream_users);
+	struct stream *stream = stream_get(sk);
+	int err = 0;
+
+	if (stream && level == SOL_TCP && name == TCP_ZEROCOPY_RECEIVE)
+		err = give_back(stream);
+	if (!err)
+		err = base_of(sk)->getsockopt(sk, level, name, value, size);
+	if (stream)
+		stream_put(stream);
+	srcu_read_unlock(&stream_users, users);
+	return err;
+}
+
 #ifdef CONFIG_BPF_SYSCALL
 /* A sockmap takes the socket over. What it has saved of ours is the kernel's. */
 static int call_psock_update(struct sock *sk, struct sk_psock *psock, bool restore)
@@ -624,6 +642,7 @@ void stream_calls_init(unsigned int family)
 	calls->sendpage = call_sendpage;
 #endif
 	calls->setsockopt = call_setsockopt;
+	calls->getsockopt = call_getsockopt;
 	calls->ioctl = call_ioctl;
 	calls->sock_is_readable = call_is_readable;
 	calls->stream_memory_free = call_memory_is_free;

@@ -76,7 +76,7 @@ int stream_lane_open(struct vmloop_lane *lane)
 	stream->closed = false;
 	stream->got = 0;
 	stream->kept_bytes = 0;
-	stream->rcvbuf_set = 0;
+	stream->room = STREAM_ROOM;
 	stream->up = false;
 	stream->ended = false;
 	stream->carried = false;
@@ -211,10 +211,12 @@ void stream_lane_close(struct vmloop_lane *lane)
 	mutex_unlock(&stream->rx_ring);
 
 	/* If the peer has heard us, and we it, bytes may have gone, and both know. */
-	if (stream->tx != STREAM_TX_BACK || was_heard(stream, lane)) {
+	if (stream->spoilt || stream->tx != STREAM_TX_BACK ||
+	    was_heard(stream, lane)) {
 		stream->carried = stream->tx == STREAM_TX_BACK && stream->heard;
 		decide(stream);
 	} else {
+		stream->since = jiffies;
 		/* What was kept becomes TCP's now. */
 		stream_queue(stream, 0);
 	}

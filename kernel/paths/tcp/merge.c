@@ -83,12 +83,17 @@ static struct sk_buff *find(struct sock *sk, u32 seq)
 }
 
 /*
- * An skb is to end at @seq, which is in it. One that has been read up to there goes:
- * TCP keeps none of those. Returns 0 or -ENOMEM.
+ * An skb is to end at @seq, which is in it. One whose bytes up to there have been read, or
+ * are in the one before it as well (TCP queues what was sent again whole), goes: none may be
+ * behind the position. Returns 0 or -ENOMEM.
  */
 static int end_at(struct sock *sk, struct sk_buff *skb, u32 seq)
 {
-	if (READ_ONCE(tcp_sk(sk)->copied_seq) == seq) {
+	u32 start = tcp_sk(sk)->copied_seq;
+
+	if (!skb_queue_is_first(&sk->sk_receive_queue, skb))
+		start = TCP_SKB_CB(skb_queue_prev(&sk->sk_receive_queue, skb))->end_seq;
+	if (!before(start, seq)) {
 		drop(sk, skb);
 		return 0;
 	}
@@ -210,11 +215,15 @@ struct sk_buff *stream_merge_make(unsigned int size)
  * The receive buffer grows by as much, so that TCP takes what comes as if they were
  * not there; the caller sets it back.
  *
- * Return: 0; -EAGAIN as long as TCP has not what is before them; -ENOMEM.
+ * Return: 0; -EAGAIN as long as TCP has not what is before them; -ENOMEM, with a part of
+ * them put in; -EPROTO if the application has read what is behind that place.
  */
 int stream_merge(struct sock *sk, u32 seq, struct sk_buff_head *kept)
 {
+	struct sk_buff_head ours;
 	struct sk_buff *skb, *next;
+	u32 bytes = 0, at;
+	s64 paid = 0;
 	int err;
 
 	sock_owned_by_me(sk);
@@ -222,21 +231,34 @@ int stream_merge(struct sock *sk, u32 seq, struct sk_buff_head *kept)
 		return 0;
 	if (before(tcp_sk(sk)->rcv_nxt, seq))
 		return -EAGAIN;
+	if (before(seq, tcp_sk(sk)->copied_seq))
+		return -EPROTO;
 	err = split(sk, seq, &next);
 	if (err)
 		return err;
+	__skb_queue_head_init(&ours);
 	while ((skb = skb_peek(kept))) {
-		if (!sk_rmem_schedule(sk, skb, skb->truesize))
-			return -ENOMEM;
+		if (!sk_rmem_schedule(sk, skb, skb->truesize)) {
+			err = -ENOMEM;
+			break;
+		}
 		__skb_unlink(skb, kept);
 		skb_set_owner_r(skb, sk);
-		shift(sk, next, seq, -skb->len);
-		TCP_SKB_CB(skb)->seq = seq - skb->len;
-		TCP_SKB_CB(skb)->end_seq = seq;
-		put_before(sk, next, skb);
-		WRITE_ONCE(sk->sk_rcvbuf, sk->sk_rcvbuf + skb->truesize);
+		bytes += skb->len;
+		paid += skb->truesize;
+		__skb_queue_tail(&ours, skb);
 	}
-	return 0;
+	shift(sk, next, seq, -bytes);
+	at = seq - bytes;
+	while ((skb = __skb_dequeue(&ours))) {
+		TCP_SKB_CB(skb)->seq = at;
+		at += skb->len;
+		TCP_SKB_CB(skb)->end_seq = at;
+		put_before(sk, next, skb);
+	}
+	paid += sk->sk_rcvbuf;
+	WRITE_ONCE(sk->sk_rcvbuf, min_t(s64, paid, INT_MAX));
+	return err;
 }
 
 /**
@@ -245,7 +267,7 @@ int stream_merge(struct sock *sk, u32 seq, struct sk_buff_head *kept)
  * @seq: the first of them; the application has not read further
  * @size: how many; TCP has them all
  *
- * Return: 0 or -ENOMEM, with nothing changed.
+ * Return: 0; -ENOMEM, with nothing changed; -EPROTO if it has read further.
  */
 int stream_merge_cut(struct sock *sk, u32 seq, u32 size)
 {
@@ -255,6 +277,8 @@ int stream_merge_cut(struct sock *sk, u32 seq, u32 size)
 	sock_owned_by_me(sk);
 	if (!size)
 		return 0;
+	if (before(seq, tcp_sk(sk)->copied_seq))
+		return -EPROTO;
 	err = split(sk, seq + size, &next);
 	if (err)
 		return err;

@@ -172,6 +172,8 @@ static bool may_leave(struct stream *stream)
 	/* By a peer's wish under the core mutex: TCP may hold the lock over a fault. */
 	local_bh_disable();
 	bh_lock_sock(sk);
+	if (!sock_owned_by_user(sk) && !READ_ONCE(stream->held))
+		stream_lower_rcvbuf(stream);
 	sock = sk->sk_socket;
 	may = !sock_owned_by_user(sk) && sock &&
 	      sock->ops == stream_ops[stream->family] &&
@@ -180,6 +182,7 @@ static bool may_leave(struct stream *stream)
 	      !READ_ONCE(stream->held) && sk->sk_state == TCP_ESTABLISHED &&
 	      !sk->sk_shutdown && sk->sk_peek_off < 0 &&
 	      !stream_is_in_use(sk) && !sock_flag(sk, SOCK_RCVTSTAMP) &&
+	      !READ_ONCE(stream->rcvbuf_set) &&
 	      atomic_read(&sk->sk_rmem_alloc) <= READ_ONCE(sk->sk_rcvbuf) &&
 	      !sk->sk_tsflags && !tcp_sk(sk)->recvmsg_inq;
 	bh_unlock_sock(sk);

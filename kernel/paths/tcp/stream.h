@@ -98,6 +98,16 @@ struct stream_hello {
 
 #define STREAM_HELLO_MAGIC	0x6f6c6c65
 
+/*
+ * Bytes that TCP may owe a peer when an end says hello, and those that the peer takes it
+ * to owe at most: a hello that names a byte further on is false.
+ */
+#define STREAM_OWED		(4U << 20)
+#define STREAM_OWED_MAX		(8U << 20)
+
+/* By how much a receive buffer grows at most for what a peer's answer is behind. */
+#define STREAM_ROOM		(2 * (int)STREAM_OWED_MAX + (64 << 10))
+
 /* What a lane's opener says of it: vmloop_shm_entry.path. */
 struct stream_say {
 	struct in6_addr from;	/* the opener's address */
@@ -178,8 +188,11 @@ struct stream_spin {
  * @kept: of those, the ones that the application had not read when the ring went, and
  *	that are not TCP's yet
  * @kept_bytes: how many were kept in the life of the lane
- * @rcvbuf: the size of the receive buffer before those became TCP's
- * @rcvbuf_set: and the one that it was given for them; 0: none
+ * @kept_memory: what those in @kept take, in bytes
+ * @rcvbuf: the size of the receive buffer before it grew for those, and for the peer's
+ *	answer
+ * @rcvbuf_set: and the one that it was given; 0: it has not grown, or is as before
+ * @room: by how much it may grow for the answer yet
  *
  * @up: both ends have the lane; set once for each
  * @ended: what became of the lane is known; what follows is final
@@ -248,8 +261,10 @@ struct stream {
 	u32 got;
 	struct sk_buff_head kept;
 	u32 kept_bytes;
+	long kept_memory;
 	int rcvbuf;
 	int rcvbuf_set;
+	int room;
 
 	bool up;
 	bool ended;
@@ -387,6 +402,8 @@ void stream_work(struct work_struct *work);
 bool stream_hear(struct stream *stream);
 void stream_keep(struct stream *stream);
 void stream_reset(struct stream *stream);
+void stream_purge(struct stream *stream);
+void stream_lower_rcvbuf(struct stream *stream);
 void stream_look_idle(struct stream *stream);
 void stream_leave(struct stream *stream);
 void stream_go_back(struct stream *stream);

@@ -31,12 +31,10 @@
 /* A peer that does not say what it has got is one that does not go on. */
 #define ANSWER_TIME	(60 * HZ)
 
-/*
- * How much more than it is asked to TCP takes for the sake of a peer's answer: a peer that
- * names a byte far away gets no more memory of ours.
- */
-#define ROOM_LEAST	(64 << 10)
-#define ROOM_MAX	(8 << 20)
+/* What is kept of all connections takes no more, in bytes: no socket has paid for it yet. */
+#define KEPT_MAX	(64L << 20)
+
+static atomic_long_t kept_memory;
 
 /* A peer that does not answer a hello keeps the application from sending. */
 #define SAID_TIME	(HZ / 5)
@@ -64,7 +62,13 @@ static bool may_stop(const struct stream *stream)
 	       !test_bit(STREAM_DEAD, &stream->flags);
 }
 
-/* Stop to send by TCP, and tell the peer where. Returns whether that can be. */
+/* Whether TCP has so much to send yet that a lane is not worth the wait for it. */
+static bool owes_much(const struct sock *sk)
+{
+	return tcp_sk(sk)->write_seq - tcp_sk(sk)->snd_una > STREAM_OWED;
+}
+
+/* Stop to send by TCP, and tell the peer where, now or later. False: never. */
 static bool say_hello(struct stream *stream)
 {
 	struct vmloop_lane *lane = stream->held;
@@ -77,7 +81,8 @@ static bool say_hello(struct stream *stream)
 	lock_sock(stream->sk);
 	mutex_lock(&stream->tx_ring);
 	may = may_stop(stream);
-	if (may && !stream->down && stream->tx == STREAM_TX_TCP &&
+	if (may && !owes_much(stream->sk) && !stream->down &&
+	    stream->tx == STREAM_TX_TCP &&
 	    vmloop_ring_space(&lane->tx, sizeof(hello), &to) >= sizeof(hello)) {
 		hello.magic = cpu_to_le32(STREAM_HELLO_MAGIC);
 		hello.seq = cpu_to_le32(READ_ONCE(tcp_sk(stream->sk)->write_seq));
@@ -94,6 +99,17 @@ static bool say_hello(struct stream *stream)
 	return may;
 }
 
+/* Whether a peer may stop to send by TCP there. */
+static bool is_honest(const struct sock *sk, const struct stream_hello *hello)
+{
+	const struct tcp_sock *tp = tcp_sk(sk);
+	u32 seq = le32_to_cpu(hello->seq);
+
+	return hello->magic == cpu_to_le32(STREAM_HELLO_MAGIC) &&
+	       !before(seq, READ_ONCE(tp->copied_seq)) &&
+	       !after(seq, READ_ONCE(tp->rcv_nxt) + STREAM_OWED_MAX);
+}
+
 /**
  * stream_hear() - see whether the peer has said hello
  * @stream: a stream whose lane is up; rx_mutex and rx_ring held
@@ -108,7 +124,7 @@ bool stream_hear(struct stream *stream)
 
 	lockdep_assert_held(&stream->rx_mutex);
 	lockdep_assert_held(&stream->rx_ring);
-	if (stream->heard || stream->closed)
+	if (stream->heard || stream->closed || stream->spoilt)
 		return stream->heard;
 	if (vmloop_ring_bytes(&lane->rx, 0, sizeof(hello), &from) <
 	    sizeof(hello)) {
@@ -119,10 +135,12 @@ bool stream_hear(struct stream *stream)
 	memcpy(&hello, from, sizeof(hello));
 	barrier();
 	vmloop_ring_take(&lane->rx, sizeof(hello));
-	if (hello.magic != cpu_to_le32(STREAM_HELLO_MAGIC) ||
-	    le32_to_cpu(hello.seq) - READ_ONCE(tcp_sk(stream->sk)->copied_seq) >
-		    (u32)INT_MAX)
+	if (!is_honest(stream->sk, &hello)) {
+		/* The work ends the lane. Nothing of it is anybody's. */
 		stream->spoilt = true;
+		stream_queue(stream, 0);
+		return false;
+	}
 	if (vmloop_ring_consume_publish(&lane->rx))
 		vmloop_lane_ring(lane);
 	/* Whoever polls, and has not read yet, is to be woken. */
@@ -171,17 +189,22 @@ void stream_keep(struct stream *stream)
 	u32 size, at;
 
 	lockdep_assert_held(&stream->rx_ring);
-	if (!stream->heard || stream->closed || !vmloop_ring_ready(&lane->rx))
+	if (!stream->heard || stream->closed || stream->spoilt ||
+	    !vmloop_ring_ready(&lane->rx))
 		return;
 	size = lane->rx.head - lane->rx.tail;
 	/* A peer that goes on and on is not kept for. */
 	if (stream->kept_bytes + size > 2 * lane->rx.size)
 		return;
 	for (at = 0; at < size; at += skb->len) {
+		if (atomic_long_read(&kept_memory) >= KEPT_MAX)
+			break;
 		skb = take(lane, size - at);
 		if (!skb)
 			break;
 		__skb_queue_tail(&stream->kept, skb);
+		stream->kept_memory += skb->truesize;
+		atomic_long_add(skb->truesize, &kept_memory);
 	}
 	stream->kept_bytes += at;
 	stream->got += at;
@@ -189,6 +212,28 @@ void stream_keep(struct stream *stream)
 	if (vmloop_ring_consume_publish(&lane->rx))
 		vmloop_lane_ring(lane);
 	vmloop_ring_sleep(&lane->rx);
+}
+
+/* What is kept yet is what is accounted for. The caller has rx_ring, or the last reference. */
+static void account_kept(struct stream *stream)
+{
+	const struct sk_buff *skb;
+	long memory = 0;
+
+	skb_queue_walk(&stream->kept, skb)
+		memory += skb->truesize;
+	atomic_long_sub(stream->kept_memory - memory, &kept_memory);
+	stream->kept_memory = memory;
+}
+
+/**
+ * stream_purge() - free what was kept of a lane, and became nobody's
+ * @stream: the stream; rx_ring held, or nobody else has it
+ */
+void stream_purge(struct stream *stream)
+{
+	__skb_queue_purge(&stream->kept);
+	account_kept(stream);
 }
 
 /*
@@ -206,54 +251,89 @@ static bool has_queue(const struct stream *stream)
 /*
  * The peer's answer is to reach us, though the application does not read what is before
  * it: the receive buffer has room for what is to come by TCP up to there. Our own answer
- * tells the peer. The caller has the socket locked, and rx_ring.
+ * tells the peer. It grows by no more than @room in the life of a lane. The caller has the
+ * socket locked, and rx_ring.
  */
 static void make_room(struct stream *stream)
 {
 	struct sock *sk = stream->sk;
-	s32 left = stream->seq + sizeof(struct stream_return) - tcp_sk(sk)->rcv_nxt;
-	int room;
+	s64 left = (s32)(stream->seq + sizeof(struct stream_return) -
+			 tcp_sk(sk)->rcv_nxt);
+	s64 more;
 
 	if (!stream->heard || left <= 0)
 		return;
 	/* Twice as much is what TCP takes bytes to cost in memory. */
-	room = atomic_read(&sk->sk_rmem_alloc) + 2 * min(left, ROOM_MAX) + ROOM_LEAST;
-	if (sk->sk_rcvbuf < room)
-		WRITE_ONCE(sk->sk_rcvbuf, room);
+	more = atomic_read(&sk->sk_rmem_alloc) + 2 * left + (64 << 10) -
+	       sk->sk_rcvbuf;
+	more = min3(more, (s64)stream->room, (s64)INT_MAX - sk->sk_rcvbuf);
+	if (more <= 0)
+		return;
+	stream->room -= more;
+	WRITE_ONCE(sk->sk_rcvbuf, sk->sk_rcvbuf + (int)more);
 }
 
 /*
- * What was kept becomes TCP's. The caller has the socket locked. Returns 0; -EAGAIN as long
- * as TCP has not what is before it; -ENOMEM; -ENOTCONN.
+ * What was kept becomes TCP's, and those who wait for it are told. The caller has the socket
+ * locked. Returns 0; -EAGAIN as long as TCP has not what is before it; -ENOMEM; -ENOTCONN;
+ * -EPROTO if it has no place any more.
  */
 static int merge(struct stream *stream)
 {
 	struct sock *sk = stream->sk;
 	int was = sk->sk_rcvbuf, err;
+	bool moved;
+	long had;
 
 	if (!has_queue(stream))
 		return -ENOTCONN;
 	mutex_lock(&stream->rx_ring);
+	had = stream->kept_memory;
 	err = stream_merge(sk, stream->seq, &stream->kept);
+	account_kept(stream);
+	moved = stream->kept_memory != had;
 	if (stream->closed)
 		make_room(stream);
 	mutex_unlock(&stream->rx_ring);
 	if (sk->sk_rcvbuf != was) {
-		if (stream->rcvbuf_set != was)
+		if (!stream->rcvbuf_set || stream->rcvbuf_set != was)
 			stream->rcvbuf = was;
-		stream->rcvbuf_set = sk->sk_rcvbuf;
+		WRITE_ONCE(stream->rcvbuf_set, sk->sk_rcvbuf);
 	}
+	if (moved)
+		wake(stream);
 	return err;
 }
 
-/* The receive buffer is as large again as it was, unless others have set it. */
-static void reset_rcvbuf(struct stream *stream)
+/**
+ * stream_lower_rcvbuf() - have the receive buffer as large again as it was
+ * @stream: the stream; its socket is locked, or its spinlock is held and no task owns it
+ *
+ * Unless others have set it, and as soon as what is in it has been read. Until then it has
+ * room for all that TCP has told the peer it may send, since TCP never takes that back.
+ */
+void stream_lower_rcvbuf(struct stream *stream)
 {
 	struct sock *sk = stream->sk;
+	const struct tcp_sock *tp = tcp_sk(sk);
+	s64 size = atomic_read(&sk->sk_rmem_alloc);
+	s32 offered = tp->rcv_wup + tp->rcv_wnd - tp->rcv_nxt;
 
-	if (stream->rcvbuf_set && sk->sk_rcvbuf == stream->rcvbuf_set)
-		WRITE_ONCE(sk->sk_rcvbuf, stream->rcvbuf);
-	stream->rcvbuf_set = 0;
+	if (!stream->rcvbuf_set)
+		return;
+	if (sk->sk_rcvbuf != stream->rcvbuf_set) {
+		WRITE_ONCE(stream->rcvbuf_set, 0);
+		return;
+	}
+	if (size <= stream->rcvbuf / 2)
+		size = 0;
+	else
+		size += 2 * (s64)max(offered, 0);
+	size = max_t(s64, size, stream->rcvbuf);
+	if (size < sk->sk_rcvbuf)
+		WRITE_ONCE(sk->sk_rcvbuf, size);
+	WRITE_ONCE(stream->rcvbuf_set,
+		   size > stream->rcvbuf ? sk->sk_rcvbuf : 0);
 }
 
 /* The lane is up: go over when the peer has heard us, and we it. */
@@ -282,6 +362,8 @@ static void go_over(struct stream *stream)
 		lock_sock(stream->sk);
 		err = merge(stream);
 		release_sock(stream->sk);
+		if (err == -EPROTO)
+			stream->spoilt = true;
 		changed = true;
 	}
 
@@ -303,6 +385,8 @@ static void go_over(struct stream *stream)
 		vmloop_lane_shut(lane, VMLOOP_REASON_NONE);
 	else if (stream->tx == STREAM_TX_SAID)
 		stream_queue(stream, SAID_TIME / 4);
+	else if (stream->tx == STREAM_TX_TCP && !READ_ONCE(stream->down))
+		stream_queue(stream, RETRY_MAX);	/* TCP owes too much yet */
 	if (err == -EAGAIN || err == -ENOMEM)
 		stream_queue(stream, RETRY_MAX);
 }
@@ -384,7 +468,7 @@ static int hear_answer(struct stream *stream)
 	mutex_unlock(&stream->rx_ring);
 	if (err)
 		return -EAGAIN;
-	reset_rcvbuf(stream);
+	stream_lower_rcvbuf(stream);
 	stream->unsent_at = got;
 	stream->answered = true;
 	return 0;
@@ -402,6 +486,13 @@ static int ask(struct stream *stream)
 	if (!err)
 		wake(stream);
 	return err;
+}
+
+/* An error that is told is not the end of the connection yet. */
+static bool is_gone(const struct stream *stream)
+{
+	return test_bit(STREAM_DEAD, &stream->flags) ||
+	       READ_ONCE(stream->sk->sk_state) == TCP_CLOSE;
 }
 
 /*
@@ -424,10 +515,13 @@ static int forget(struct stream *stream)
 		seq = tcp_sk(sk)->copied_seq;	/* a lie */
 	else
 		err = merge(stream);
-	/* What is between is lost, and so are those. */
-	if (err == -EAGAIN)
+	/* What is between is lost, and so are those; and where there is no memory for long. */
+	if (err == -EAGAIN || err == -EPROTO || is_gone(stream) ||
+	    time_after(jiffies, stream->since + ANSWER_TIME))
 		err = 0;
 	if (!err && before(seq, tcp_sk(sk)->rcv_nxt)) {
+		/* A FIN behind it is not the end of what is there. */
+		sock_reset_flag(sk, SOCK_DONE);
 		mutex_lock(&stream->rx_ring);
 		err = stream_merge_cut(sk, seq, tcp_sk(sk)->rcv_nxt - seq);
 		if (!err)
@@ -454,13 +548,6 @@ static int send_rest(struct stream *stream)
 	return 0;
 }
 
-/* An error that is told is not the end of the connection yet. */
-static bool is_gone(const struct stream *stream)
-{
-	return test_bit(STREAM_DEAD, &stream->flags) ||
-	       READ_ONCE(stream->sk->sk_state) == TCP_CLOSE;
-}
-
 /**
  * stream_reset() - end a connection as TCP does when it cannot go on
  * @stream: its stream; one that has ended is left as it is
@@ -483,9 +570,12 @@ static void go_on(struct stream *stream)
 
 	mutex_lock(&stream->rx_ring);
 	/* Of a peer that has sent what it must not, or of a connection that has ended. */
-	__skb_queue_purge(&stream->kept);
+	stream_purge(stream);
 	WRITE_ONCE(stream->heard, false);
 	mutex_unlock(&stream->rx_ring);
+	lock_sock(stream->sk);
+	stream_lower_rcvbuf(stream);
+	release_sock(stream->sk);
 
 	mutex_lock(&stream->tx_ring);
 	kvfree(stream->unsent);
@@ -511,13 +601,11 @@ static int settle(struct stream *stream)
 		return 0;
 	/* What has come can be read, whatever the peer does now, and its answer can come. */
 	if (!stream->answered) {
-		bool kept = !skb_queue_empty(&stream->kept);
-
 		lock_sock(stream->sk);
 		err = merge(stream);
 		release_sock(stream->sk);
-		if (kept && !err)
-			wake(stream);
+		if (err == -EPROTO)
+			return err;
 	}
 	err = tell(stream);
 	if (!err)
@@ -532,9 +620,9 @@ static void come_back(struct stream *stream)
 {
 	int err = is_gone(stream) ? -ENOTCONN : settle(stream);
 
+	if (!stream->retry)
+		stream->since = jiffies;
 	if (err == -EAGAIN) {
-		if (!stream->retry)
-			stream->since = jiffies;
 		stream->retry = clamp(stream->retry * 2, RETRY, RETRY_MAX);
 		if (time_before(jiffies, stream->since + ANSWER_TIME)) {
 			stream_queue(stream, stream->retry);
@@ -543,6 +631,7 @@ static void come_back(struct stream *stream)
 	}
 	if (err) {
 		if (forget(stream)) {
+			stream->retry = RETRY_MAX;
 			stream_queue(stream, RETRY_MAX);
 			return;
 		}
@@ -576,6 +665,18 @@ static void catch_up(struct stream *stream)
 	release_sock(sk);
 }
 
+/* What a spoilt lane has carried need not be known. */
+static void end_spoilt(struct stream *stream)
+{
+	if (!READ_ONCE(stream->closed)) {
+		vmloop_lane_shut(stream->held, VMLOOP_REASON_NONE);
+	} else if (!READ_ONCE(stream->ended)) {
+		/* Pairs with the acquire of the work. */
+		smp_store_release(&stream->ended, true);
+		stream_queue(stream, 0);
+	}
+}
+
 /** stream_work() - what a stream has to do that takes time */
 void stream_work(struct work_struct *work)
 {
@@ -596,7 +697,7 @@ void stream_work(struct work_struct *work)
 				vmloop_lane_shut(stream->held, VMLOOP_REASON_NONE);
 			go_over(stream);
 			if (stream->spoilt)
-				vmloop_lane_shut(stream->held, VMLOOP_REASON_NONE);
+				end_spoilt(stream);
 		}
 	}
 	if (!READ_ONCE(stream->held))
@@ -655,6 +756,14 @@ void stream_look_idle(struct stream *stream)
 		spin_unlock_bh(&stream->lane_lock);
 	}
 
+	if (READ_ONCE(stream->rcvbuf_set)) {
+		local_bh_disable();
+		bh_lock_sock(stream->sk);
+		if (!sock_owned_by_user(stream->sk) && !READ_ONCE(stream->held))
+			stream_lower_rcvbuf(stream);
+		bh_unlock_sock(stream->sk);
+		local_bh_enable();
+	}
 	if (!READ_ONCE(stream->held) || seen != stream->seen) {
 		stream->seen = seen;
 		stream->idle = 0;

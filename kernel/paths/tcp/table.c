@@ -59,7 +59,7 @@ static void stream_free(struct kref *refs)
 {
 	struct stream *stream = container_of(refs, struct stream, refs);
 
-	__skb_queue_purge(&stream->kept);
+	stream_purge(stream);
 	kvfree(stream->unsent);
 	sock_put(stream->sk);
 	kfree_rcu(stream, rcu);
