@@ -185,7 +185,7 @@ def test_late_reader(stage: str, streams: Streams, end: str, first: int, buffer:
     _, before, last = reader.out.splitlines()
     word, bytes_read, after = last.split()
     assert (word, int(bytes_read)) == ("right", size)
-    if buffer:
+    if buffer and end != "module":
         assert after == before.split()[1], "the program's receive buffer has another size"
 
 
