@@ -222,11 +222,11 @@ void vmloop_entry_mark(struct vmloop_transport *transport,
 void vmloop_directory_sweep(struct vmloop_transport *transport, u64 mark);
 void vmloop_directory_settle(struct vmloop_transport *transport);
 void vmloop_directory_clear(struct vmloop_transport *transport);
+u64 vmloop_peer_counter(const struct vmloop_peer *peer,
+			enum vmloop_counter counter);
 
 /* staging.c */
 void vmloop_staging_clear(struct vmloop_transport *transport);
-u64 vmloop_peer_counter(const struct vmloop_peer *peer,
-			enum vmloop_counter counter);
 
 /* route.c */
 void vmloop_routes_add(struct vmloop_interface *interface,

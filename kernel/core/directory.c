@@ -574,7 +574,7 @@ interface_of(struct vmloop_transport *transport,
 /**
  * vmloop_entry_apply() - an entry of the directory holds from now on
  * @transport: whose
- * @entry: what the agent said, checked by vmloop_entry_is_good()
+ * @entry: what the agent said, checked by staging.c
  * @mark: of this directory, not 0
  *
  * Context: process context, core mutex held.

@@ -308,37 +308,56 @@ static bool is_for_tcp_alone(int level, int name)
 	}
 }
 
+/* The kernel has a socket before a call that a lane does not carry. As give_back(). */
+static int be_tcp_alone(struct sock *sk)
+{
+	struct stream *stream = stream_get(sk);
+	int err;
+
+	if (!stream)
+		return 0;
+	err = give_back(stream);
+	stream_put(stream);
+	return err;
+}
+
 static int call_setsockopt(struct sock *sk, int level, int name, sockptr_t value,
 			   unsigned int size)
 {
 	int users = srcu_read_lock(&stream_users);
-	struct stream *stream = stream_get(sk);
-	int err = 0;
+	int err = is_for_tcp_alone(level, name) ? be_tcp_alone(sk) : 0;
 
-	if (stream && is_for_tcp_alone(level, name))
-		err = give_back(stream);
 	if (!err)
 		err = base_of(sk)->setsockopt(sk, level, name, value, size);
-	if (stream)
-		stream_put(stream);
 	srcu_read_unlock(&stream_users, users);
 	return err;
 }
 
-/* By this one TCP gives bytes out past recvmsg(): the kernel is to have the socket. */
+/* By TCP_ZEROCOPY_RECEIVE TCP gives bytes out past recvmsg(). */
 static int call_getsockopt(struct sock *sk, int level, int name, char __user *value,
 			   int __user *size)
 {
+	bool is_read = level == SOL_TCP && name == TCP_ZEROCOPY_RECEIVE;
 	int users = srcu_read_lock(&stream_users);
-	struct stream *stream = stream_get(sk);
-	int err = 0;
+	int err = is_read ? be_tcp_alone(sk) : 0;
 
-	if (stream && level == SOL_TCP && name == TCP_ZEROCOPY_RECEIVE)
-		err = give_back(stream);
 	if (!err)
 		err = base_of(sk)->getsockopt(sk, level, name, value, size);
-	if (stream)
-		stream_put(stream);
+	srcu_read_unlock(&stream_users, users);
+	return err;
+}
+
+/*
+ * SO_PEEK_OFF: a position in all that can be read, that TCP keeps. The socket is not locked
+ * here where TCP has it (6.9).
+ */
+static int call_set_peek_off(struct sock *sk, int offset)
+{
+	int users = srcu_read_lock(&stream_users);
+	int err = offset >= 0 ? be_tcp_alone(sk) : 0;
+
+	if (!err)
+		err = base_ops_of(sk)->set_peek_off(sk, offset);
 	srcu_read_unlock(&stream_users, users);
 	return err;
 }
@@ -652,6 +671,8 @@ void stream_calls_init(unsigned int family)
 	ops->shutdown = call_shutdown;
 	ops->accept = call_accept;
 	ops->splice_read = call_splice_read;
+	if (ops->set_peek_off)
+		ops->set_peek_off = call_set_peek_off;
 #ifdef CONFIG_MMU
 	ops->mmap = call_socket_mmap;
 #endif
@@ -669,6 +690,7 @@ void stream_calls_exit(unsigned int family)
 	WRITE_ONCE(ops->shutdown, base->shutdown);
 	WRITE_ONCE(ops->accept, base->accept);
 	WRITE_ONCE(ops->splice_read, base->splice_read);
+	WRITE_ONCE(ops->set_peek_off, base->set_peek_off);
 #ifdef CONFIG_MMU
 	WRITE_ONCE(ops->mmap, base->mmap);
 #endif

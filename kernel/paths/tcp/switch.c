@@ -515,7 +515,10 @@ static int forget(struct stream *stream)
 		seq = tcp_sk(sk)->copied_seq;	/* a lie */
 	else
 		err = merge(stream);
-	/* What is between is lost, and so are those; and where there is no memory for long. */
+	/*
+	 * What is between is lost, and so are those. Without memory they are lost as well,
+	 * where the connection has ended or a minute has gone: rmmod waits for this.
+	 */
 	if (err == -EAGAIN || err == -EPROTO || is_gone(stream) ||
 	    time_after(jiffies, stream->since + ANSWER_TIME))
 		err = 0;

@@ -83,7 +83,7 @@ impl Default for Outbox {
             sending: None,
             waits: false,
             generation: 0,
-            begins: Bucket::new(6.0, 4.0),
+            begins: Bucket::new(7.0, 3.0),
         }
     }
 }
