@@ -76,7 +76,7 @@ static void stall_timer(struct timer_list *timer)
 	if (read)
 		mark(lane);
 	if (lane->stalled != was) {
-		trace_vmloop_stall(lane->peer, !was);
+		trace_vmloop_stall(lane, !was);
 		if (!was)
 			vmloop_count(lane->peer, VMLOOP_STALLS, 1);
 		vmloop_link_look(lane->channel->link);

@@ -56,19 +56,35 @@ TRACE_EVENT(vmloop_directory,
 		  __entry->taken)
 );
 
-/* The peer stopped to consume, or began again. */
+/*
+ * The peer stopped to consume, or began again. @unread is what it has left of the lane,
+ * in bytes; @asleep is whether it waits for a doorbell. Where a lane stalls and its
+ * reader is awake, the reader got no time; where it sleeps, a doorbell has not reached it
+ * yet. Both as the peer has it in its memory: a hint, for people.
+ */
 TRACE_EVENT(vmloop_stall,
-	TP_PROTO(const struct vmloop_peer *peer, bool stalled),
-	TP_ARGS(peer, stalled),
+	TP_PROTO(const struct vmloop_lane *lane, bool stalled),
+	TP_ARGS(lane, stalled),
 	TP_STRUCT__entry(
 		__field(u64, id)
+		__field(u32, number)
+		__field(u32, unread)
 		__field(bool, stalled)
+		__field(bool, asleep)
 	),
 	TP_fast_assign(
-		__entry->id = peer->id;
+		u32 tail = READ_ONCE(lane->tx.theirs->rx_tail);
+
+		__entry->id = lane->peer->id;
+		__entry->number = lane->number;
+		__entry->unread = READ_ONCE(lane->tx.published) - tail;
 		__entry->stalled = stalled;
+		__entry->asleep =
+			(s32)(READ_ONCE(lane->tx.theirs->rx_wake) - tail) >= 0;
 	),
-	TP_printk("peer=%016llx stalled=%d", __entry->id, __entry->stalled)
+	TP_printk("peer=%016llx lane=%u stalled=%d unread=%u asleep=%d",
+		  __entry->id, __entry->number, __entry->stalled,
+		  __entry->unread, __entry->asleep)
 );
 
 #endif /* VMLOOP_TRACE_H */

@@ -7,7 +7,7 @@ test_spread_guests.py.
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 
@@ -24,6 +24,10 @@ RING = 1 << 24
 """Of each way; room for more lanes than the machine has CPUs."""
 IP6 = ("fd00::1", "fd00::2")
 FLOWS = 6
+RUNS = 4
+OF_A_STALL = {"stalls", "standard_stalled", "standard_flushed"}
+"""What is counted where a lane stalls: that, what goes past it, and what waited for it."""
+STALL = "events/vmloop/vmloop_stall"
 
 LANES = "/sys/module/vmloop_net/parameters/lanes"
 
@@ -97,18 +101,41 @@ def flow_for(transfers: list[Transfer], count: int) -> None:
     until(arrived, 120, f"{count} bytes by each stream")
 
 
+def stalls_of(spread: Spread, work: Callable[[], None]) -> tuple[Counter[str], str]:
+    """What took the standard network while something was done, and what the modules said of each stall."""
+    trace = "/sys/kernel/tracing"
+    spread.host.run(f"mount -t tracefs none {trace} 2>/dev/null; echo >{trace}/trace; echo 1 >{trace}/{STALL}/enable")
+    before = spread.standard()
+    work()
+    said = spread.host.run(f"echo 0 >{trace}/{STALL}/enable; grep -v ^# {trace}/trace", check=False).out
+    return spread.standard() - before, said
+
+
 @pytest.mark.main("flows of a peer were in one lane, or changed their lane")
 def test_flows_keep_their_order(spread: Spread) -> None:
-    """Streams are spread over the lanes, and no segment of one ever overtakes another."""
+    """Streams are spread over the lanes, and no segment of one ever overtakes another.
+
+    A lane stalls where the machine gives its reader no time for 300 ms, and frames go past it, out of order as
+    they may be then: such a run says nothing of the lanes, and is made again.
+    """
     cpus = int(spread.host.run("nproc --all").out)
     assert cpus > 1 and spread.lanes == (min(cpus, 8),) * 2
-    standard, before = spread.standard(), spread.tcp()
-    with ExitStack() as stack:
-        streams = transfers(spread, stack)
-        flow_for(streams, 30_000_000)
-        for one in streams:
-            one.finish()
-    assert not spread.standard() - standard, "frames that took another way"
+
+    def flow() -> None:
+        with ExitStack() as stack:
+            streams = transfers(spread, stack)
+            flow_for(streams, 30_000_000)
+            for one in streams:
+                one.finish()
+
+    for _ in range(RUNS):
+        before = spread.tcp()
+        other, said = stalls_of(spread, flow)
+        assert set(other) <= OF_A_STALL, f"frames that took another way: {other}"
+        if not other:
+            break
+    else:
+        pytest.fail(f"a lane stalled in each of {RUNS} runs; as the modules traced it:\n{said}")
     counted = spread.tcp() - before
     if counted["TcpExtTCPOFOQueue"]:
         # Where a socket dropped a segment, what comes after it is early.
