@@ -56,6 +56,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="S",
         help="keep the load of test_load.py up for so long  [%(default)g]",
     )
+    parser.addoption(
+        "--flood-seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="have a guest of test_xen_flood.py flood XenStore for so long  [%(default)g]",
+    )
     parser.addoption("--migrations", action="store_true", help="run the tests of two hosts, too")
 
 
