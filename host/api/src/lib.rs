@@ -15,6 +15,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+mod words;
+
+pub use words::{
+    ChannelState, EndState, EventKind, FilterKind, GuestState, Hypervisor, PolicyState, ReasonCode,
+};
+
 /// Where the agent listens unless told otherwise.
 pub const SOCKET: &str = "/run/vmloop/vmloopd.sock";
 
@@ -151,9 +157,9 @@ impl std::error::Error for Problem {}
 /// The agent.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Status {
-    /// whose guests these are: `qemu` or `xen`
+    /// whose guests these are
     #[serde(default)]
-    pub hypervisor: String,
+    pub hypervisor: Hypervisor,
     /// of the agent
     pub version: String,
     /// process id
@@ -176,11 +182,9 @@ pub struct Status {
     pub memory_max: Option<u64>,
     /// file of the policy
     pub policy: PathBuf,
-    /// which policy is in force: `file`, as it stands; `none`, the default one,
-    /// as there is no file and none was named; `last-good`, or `denied`, nobody
-    /// may talk: the file cannot be read
+    /// which policy is in force
     #[serde(default)]
-    pub policy_state: String,
+    pub policy_state: PolicyState,
     /// since when, in seconds since the epoch
     #[serde(default)]
     pub policy_since: f64,
@@ -271,11 +275,8 @@ pub struct Guest {
     pub pid: u32,
     /// QEMU's machine type; on Xen `xen-pv`, `xen-pvh` or `xen-hvm`
     pub machine: String,
-    /// `attaching`, `attached` (no modules), `ready`, `detaching`; around a
-    /// migration `preparing`, `prepared`, `migrating`, `departed`, `returning`
-    /// and, at the other end, `arriving`; on Xen also `leaving` (told to shut
-    /// down or to suspend) and `detached`
-    pub state: String,
+    /// what it is doing
+    pub state: GuestState,
     /// version of its modules; empty unless ready
     pub version: String,
     /// its kernel; empty unless ready
@@ -306,10 +307,8 @@ pub struct Disputed {
 /// channel carries; or that says where they go.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Filter {
-    /// what it is: `xdp`, `classifier`, `qdisc` or `locked`, of an interface;
-    /// `nftables`, `iptables-legacy`, `ip6tables-legacy` or `ebtables-legacy`, a chain;
-    /// `rule`, of routing; `unreadable`, if that is not known
-    pub kind: String,
+    /// what it is
+    pub kind: FilterKind,
     /// interface of the host; empty if it is not of one
     pub interface: String,
     /// of a chain: family of its table, as nft(8) calls it
@@ -350,9 +349,8 @@ pub struct Channel {
     pub a: Side,
     /// side 1
     pub b: Side,
-    /// `plugging`, `open`, `up`, `closing`, `stuck`, or `revoked`: the policy has
-    /// taken it from its guests, and both keep it
-    pub state: String,
+    /// what it is doing
+    pub state: ChannelState,
     /// why it is closing; empty otherwise
     pub reason: String,
     /// since it was asked for, in seconds
@@ -366,8 +364,8 @@ pub struct Channel {
 pub struct Side {
     /// name of the guest
     pub guest: String,
-    /// what it said last: `none`, `up`, `idle`, `closed`, `broken`
-    pub state: String,
+    /// what it said last
+    pub state: EndState,
     /// its counters; only in the answer to [`Request::Stats`], if it answered
     pub stats: Option<Stats>,
 }
@@ -400,8 +398,8 @@ pub struct Explained {
     pub a: String,
     /// name of the other
     pub b: String,
-    /// state of their channel, as [`Channel`] has it; `none` if there is none
-    pub channel: String,
+    /// state of their channel
+    pub channel: ChannelState,
     /// its tag; 0 if there is none
     pub tag: u32,
     /// why they have none, or will have none any more; empty if they have one
@@ -411,10 +409,8 @@ pub struct Explained {
 /// Why two guests have no channel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reason {
-    /// one of a few words that programs can rely on: `recovering`, `guest`, `policy`,
-    /// `interface`, `network`, `isolated`, `address`, `filter`, `closing`, `revoked`,
-    /// `broken`, `waiting`, `max-channels`, `memory`, `not-asked`
-    pub code: String,
+    /// in a word
+    pub code: ReasonCode,
     /// in a sentence
     pub why: String,
     /// what to do about it, for people; may be empty
@@ -444,8 +440,8 @@ pub struct Migrated {
 pub struct Event {
     /// seconds since the epoch
     pub time: f64,
-    /// what, such as `guest-attached`, `channel-up`
-    pub event: String,
+    /// what
+    pub event: EventKind,
     /// to which guest
     pub guest: String,
     /// and which other one; may be empty

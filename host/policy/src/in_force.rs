@@ -53,18 +53,6 @@ pub enum State {
     Denied,
 }
 
-impl State {
-    /// For the API.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::File => "file",
-            Self::None => "none",
-            Self::LastGood => "last-good",
-            Self::Denied => "denied",
-        }
-    }
-}
-
 /// The policy in force.
 #[derive(Debug)]
 pub struct InForce {

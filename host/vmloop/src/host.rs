@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use vmloop_api::{
-    Broken, Channel, Client, Disputed, Event, Explained, Guest, Listing, Migrated, Nic, Reason,
-    Request, Stats, Status,
+    Broken, Channel, ChannelState, Client, Disputed, Event, Explained, Guest, GuestState, Listing,
+    Migrated, Nic, PolicyState, Reason, Request, Stats, Status,
 };
 use vmloop_policy::Policy as Checked;
 
@@ -48,7 +48,8 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
                 (None, guest) => Request::Include { guest: guest.clone().unwrap_or_default() },
             };
             let guest: Guest = agent.call(&request)?;
-            let verb = if guest.state == "arriving" { "waiting for" } else { "attached to" };
+            let verb =
+                if guest.state == GuestState::Arriving { "waiting for" } else { "attached to" };
             write!(out, "{verb} {} ({}", guest.name, guest.machine)?;
             if guest.pid != 0 {
                 write!(out, ", process {}", guest.pid)?;
@@ -61,7 +62,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
                     writeln!(out, "  {}: no channels, as {}", nic.mac, nic.blocked)?;
                 }
             }
-            if guest.nics.is_empty() && guest.state != "arriving" {
+            if guest.nics.is_empty() && guest.state != GuestState::Arriving {
                 writeln!(out, "  it has no network interface, and so will have no channels")?;
             }
             Ok(())
@@ -240,14 +241,14 @@ fn show_status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
 /// Which policy is in force, and why.
 fn policy_line(status: &Status) -> String {
     let (file, error) = (status.policy.display(), &status.policy_error);
-    match status.policy_state.as_str() {
-        "none" => {
+    match status.policy_state {
+        PolicyState::None => {
             format!("none, as there is no {file}: all guests on the same bridge and VLAN may talk")
         }
-        "last-good" => {
+        PolicyState::LastGood => {
             format!("last good one of {} in force: {error}", date(status.policy_since))
         }
-        "denied" => format!("NOBODY may talk, as none can be read: {error}"),
+        PolicyState::Denied => format!("NOBODY may talk, as none can be read: {error}"),
         _ if error.is_empty() => file.to_string(),
         // Of an older agent.
         _ => format!("{file}, NOT in force as it stands now: {error}"),
@@ -270,7 +271,7 @@ fn show_listing(out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
             let first = |text: &str| if index == 0 { dash(text) } else { String::new() };
             table.row([
                 first(&guest.name),
-                first(&guest.state),
+                first(&guest.state.to_string()),
                 first(&guest.machine),
                 first(&guest.kernel),
                 dash(&nic.mac),
@@ -305,7 +306,7 @@ fn show_listing(out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
     for channel in &listing.channels {
         table.row([
             channel.tag.to_string(),
-            channel.state.clone(),
+            channel.state.to_string(),
             format!("{} ({})", channel.a.guest, channel.a.state),
             format!("{} ({})", channel.b.guest, channel.b.state),
             if channel.ring_size == 0 { "-".into() } else { bytes(channel.ring_size.into()) },
@@ -318,8 +319,8 @@ fn show_listing(out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
 
 fn show_explained(out: &mut dyn Write, one: &Explained) -> io::Result<()> {
     let Explained { a, b, channel, tag, reasons } = one;
-    match channel.as_str() {
-        "none" => writeln!(out, "{a} and {b} have no channel.")?,
+    match channel {
+        ChannelState::None => writeln!(out, "{a} and {b} have no channel.")?,
         state => writeln!(out, "{a} and {b} have channel {tag} ({state}).")?,
     }
     for Reason { code, why, what_to_do, .. } in reasons {
@@ -378,7 +379,7 @@ fn row(channel: &Channel) -> Row {
     let (a, b) = (stats(&channel.a), stats(&channel.b));
     Row {
         name: format!("{} - {}", channel.a.guest, channel.b.guest),
-        state: channel.state.clone(),
+        state: channel.state.to_string(),
         out_bytes: a.tx_bytes,
         out_frames: a.tx_frames,
         in_bytes: b.tx_bytes,
@@ -413,12 +414,41 @@ fn show_event(out: &mut dyn Write, change: &Event) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use vmloop_api::ReasonCode;
+
     use super::*;
+
+    #[test]
+    fn policies() {
+        let said = |policy_state, error: &str| {
+            let policy = "/etc/vmloop/policy.toml".into();
+            policy_line(&Status {
+                policy,
+                policy_state,
+                policy_error: error.into(),
+                ..Status::default()
+            })
+        };
+        // No sentence may read as if there were a file that there is not.
+        assert_eq!(
+            said(PolicyState::None, ""),
+            "none, as there is no /etc/vmloop/policy.toml: all guests on the same bridge and VLAN may talk"
+        );
+        assert_eq!(said(PolicyState::File, ""), "/etc/vmloop/policy.toml");
+        assert_eq!(
+            said(PolicyState::LastGood, "line 3"),
+            "last good one of 1970-01-01 00:00:00 UTC in force: line 3"
+        );
+        assert_eq!(
+            said(PolicyState::Denied, "line 3"),
+            "NOBODY may talk, as none can be read: line 3"
+        );
+    }
 
     #[test]
     fn explanations() {
         let reason = Reason {
-            code: "filter".into(),
+            code: ReasonCode::Filter,
             why: "A filter.".into(),
             what_to_do: "Remove it".into(),
             filter: None,
@@ -426,7 +456,7 @@ mod tests {
         let mut one = Explained {
             a: "web1".into(),
             b: "web2".into(),
-            channel: "none".into(),
+            channel: ChannelState::None,
             tag: 0,
             reasons: vec![reason],
         };
@@ -438,7 +468,7 @@ mod tests {
         let text = "web1 and web2 have no channel.\n  filter: A filter.\n    Remove it\n";
         assert_eq!(shown(&one), text);
         one.reasons.clear();
-        (one.channel, one.tag) = ("up".into(), 7);
+        (one.channel, one.tag) = (ChannelState::Up, 7);
         assert_eq!(shown(&one), "web1 and web2 have channel 7 (up).\n");
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use vmloop_api::Problem;
+use vmloop_api::{Hypervisor, Problem};
 
 use crate::end::Pending;
 use crate::event::{Event, Number, Post};
@@ -17,7 +17,7 @@ use crate::machine::{Key, Machine};
 #[derive(Clone, Copy, Debug)]
 pub struct Capabilities {
     /// for the API and the log: `qemu`, `xen`
-    pub hypervisor: &'static str,
+    pub hypervisor: Hypervisor,
     /// Machines are found by their numbers, and what an earlier agent had with
     /// them stands where guests can read it. Otherwise they are found by sockets,
     /// which the soft state remembers.

@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tracing::warn;
-use vmloop_api::{Broken, Listing, Request, Stats, Status};
+use vmloop_api::{Broken, ChannelState, Listing, PolicyState, Request, Stats, Status};
 
 use crate::answer::Answer;
 use crate::event::Event;
@@ -140,10 +140,13 @@ pub fn render(status: &Status, listing: &Listing) -> String {
         "Whether the policy file is in force as it stands.",
         &one(u64::from(status.policy_error.is_empty())),
     );
-    let states: Vec<_> = ["file", "none", "last-good", "denied"]
-        .iter()
-        .map(|state| (format!("{{state=\"{state}\"}}"), u64::from(status.policy_state == *state)))
-        .collect();
+    let states: Vec<_> =
+        [PolicyState::File, PolicyState::None, PolicyState::LastGood, PolicyState::Denied]
+            .into_iter()
+            .map(|state| {
+                (format!("{{state=\"{state}\"}}"), u64::from(status.policy_state == state))
+            })
+            .collect();
     family("policy_state", "gauge", "Which policy is in force.", &states);
     family(
         "policy_since_seconds",
@@ -213,7 +216,8 @@ pub fn render(status: &Status, listing: &Listing) -> String {
         &pairs(|one| one.operator.into()),
     );
 
-    let revoked = listing.channels.iter().filter(|channel| channel.state == "revoked").count();
+    let revoked =
+        listing.channels.iter().filter(|channel| channel.state == ChannelState::Revoked).count();
     family(
         "channels_revoked",
         "gauge",

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use fake::agent::{Agent, link, meet, two_guests};
 use fake::{Modules, Qemu, wait};
 use vmloop_abi::shm;
-use vmloop_api::{Disputed, Request, Status};
+use vmloop_api::{ChannelState, Disputed, GuestState, PolicyState, Request, Status};
 use vmloop_policy::in_force::Source;
 use vmloopd::event::Event;
 use vmloopd::machine::NoTaps;
@@ -118,7 +118,7 @@ fn from_hello_to_a_channel_and_back() {
     }
 
     wait("a channel that is up", || {
-        agent.list(Request::List).channels.iter().all(|channel| channel.state == "up")
+        agent.list(Request::List).channels.iter().all(|channel| channel.state == ChannelState::Up)
     });
     let stats = std::thread::scope(|scope| {
         let asking = scope.spawn(|| agent.list(Request::Stats));
@@ -351,7 +351,7 @@ fn a_machine_that_boots_is_let_alone() {
     wait("more questions", || asked() > 3);
     assert!(qemu.devices().is_empty());
     let guests = agent.list(Request::List).guests;
-    assert!(guests.len() == 1 && guests[0].state == "attached");
+    assert!(guests.len() == 1 && guests[0].state == GuestState::Attached);
     agent.ask(Request::Detach { guest: "g1".into() }).expect("not kept by its firmware");
 
     agent.attach(&qemu);
@@ -488,7 +488,9 @@ fn a_policy_that_cannot_be_read_opens_nothing() {
     agent.attach(&two);
     let mut a = Modules::load(&one, 11, [10, 0, 0, 1]);
     let mut b = Modules::load(&two, 22, [10, 0, 0, 2]);
-    wait("both", || agent.list(Request::List).guests.iter().all(|guest| guest.state == "ready"));
+    wait("both", || {
+        agent.list(Request::List).guests.iter().all(|guest| guest.state == GuestState::Ready)
+    });
     wait("directories", || {
         a.hear();
         b.hear();
@@ -496,7 +498,7 @@ fn a_policy_that_cannot_be_read_opens_nothing() {
     });
     assert!(a.directory.is_empty() && b.directory.is_empty());
     let said = status(&agent);
-    assert_eq!((&*said.policy_state, &said.policy), ("denied", &policy));
+    assert_eq!((said.policy_state, &said.policy), (PolicyState::Denied, &policy));
     assert!(said.policy_error.contains("named.toml: No such file"), "{}", said.policy_error);
     let problem = agent.ask(Request::PolicyReload).expect_err("still not there");
     assert!(problem.hint.contains("nobody may talk"), "{}", problem.hint);
@@ -509,7 +511,10 @@ fn a_policy_that_cannot_be_read_opens_nothing() {
         a.directory.len() == 1 && b.directory.len() == 1
     });
     link(&mut a, &mut b, &one, &two);
-    assert_eq!((&*status(&agent).policy_state, &*status(&agent).policy_error), ("file", ""));
+    assert_eq!(
+        (status(&agent).policy_state, &*status(&agent).policy_error),
+        (PolicyState::File, "")
+    );
 
     // Cut in the middle, empty, gone: what was in force stays so, and says why.
     let since = status(&agent).policy_since;
@@ -526,7 +531,11 @@ fn a_policy_that_cannot_be_read_opens_nothing() {
         let problem = agent.ask(Request::PolicyReload).expect_err("no good one");
         assert!(problem.hint.contains("last good policy stays"), "{}", problem.hint);
         let said = status(&agent);
-        assert_eq!((&*said.policy_state, said.policy_since), ("last-good", since), "{text:?}");
+        assert_eq!(
+            (said.policy_state, said.policy_since),
+            (PolicyState::LastGood, since),
+            "{text:?}"
+        );
         assert!(said.policy_error.contains("named.toml"), "{}", said.policy_error);
     }
     assert_eq!(agent.channels(), 1);
@@ -546,16 +555,19 @@ fn a_policy_that_cannot_be_read_opens_nothing() {
         b.hear();
         agent.channels() == 0 && one.devices() == ["vmloop-ctl"]
     });
-    assert_eq!(status(&agent).policy_state, "denied");
+    assert_eq!(status(&agent).policy_state, PolicyState::Denied);
 }
 
 #[test]
 fn without_a_policy_status_says_so() {
     let (directory, one, two, agent) = two_guests();
     meet(&agent, &one, &two);
-    assert_eq!((&*status(&agent).policy_state, &*status(&agent).policy_error), ("none", ""));
+    assert_eq!(
+        (status(&agent).policy_state, &*status(&agent).policy_error),
+        (PolicyState::None, "")
+    );
     agent.policy(directory.path(), "default = 'same-bridge'\n");
-    assert_eq!(status(&agent).policy_state, "file");
+    assert_eq!(status(&agent).policy_state, PolicyState::File);
 }
 
 #[test]
@@ -606,7 +618,7 @@ fn policy_and_network_close_channels() {
 fn up_and_ended(agent: &Agent, a: &mut Modules<'_>, b: &mut Modules<'_>, tag: u32, state: u32) {
     a.state(tag, shm::VMLOOP_STATE_UP);
     b.state(tag, shm::VMLOOP_STATE_UP);
-    wait("both to have it", || agent.list(Request::List).channels[0].state == "up");
+    wait("both to have it", || agent.list(Request::List).channels[0].state == ChannelState::Up);
     a.state(tag, state);
     wait("its end", || {
         a.hear();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use fake::agent::{Agent, link, meet, two_guests};
 use fake::{Modules, Qemu, wait};
 use vmloop_abi::shm;
-use vmloop_api::{Request, Status};
+use vmloop_api::{ChannelState, Request, Status};
 use vmloopd::config::Vfio;
 use zerocopy::IntoBytes;
 
@@ -324,7 +324,7 @@ fn two_that_keep_what_was_revoked() {
         a.hear();
         b.hear();
         let channels = agent.list(Request::List).channels;
-        channels.iter().any(|channel| channel.state == "revoked")
+        channels.iter().any(|channel| channel.state == ChannelState::Revoked)
     });
     let [problem] = &status().problems[..] else { panic!("one problem") };
     assert!(problem.contains("g1") && problem.contains("g2"), "{problem}");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fake::agent::{Agent, link, meet, network_of, tap, two_guests};
 use fake::{Modules, Qemu, wait};
-use vmloop_api::{Explained, Request, Status};
+use vmloop_api::{ChannelState, Explained, FilterKind, Request, Status};
 use vmloopd::event::Event;
 use vmloopd::network::filters::{Filters, Switches};
 use vmloopd::network::links::{Link, Links};
@@ -20,7 +20,7 @@ fn rules(family: Family, drops: bool, rules: Vec<Vec<Step>>) -> Filters {
     let rules = rules.into_iter().map(|steps| Rule { handle: 9, steps }).collect();
     let base = Some(Base { hook: FORWARD, drops, devices: Vec::new() });
     let chain = Chain {
-        source: "nftables",
+        source: FilterKind::Nftables,
         family,
         table: "guests".into(),
         name: "between".into(),
@@ -78,7 +78,7 @@ fn explain(agent: &Agent, other: &str) -> (Vec<String>, Explained) {
     let request = Request::Explain { a: "g1".into(), b: other.into() };
     let answer = agent.ask(request).expect("an explanation");
     let explained: Explained = serde_json::from_value(answer).expect("an explanation");
-    (explained.reasons.iter().map(|reason| reason.code.clone()).collect(), explained)
+    (explained.reasons.iter().map(|reason| reason.code.to_string()).collect(), explained)
 }
 
 fn linked<'a>(agent: &Agent, one: &'a Qemu, two: &'a Qemu) -> (Modules<'a>, Modules<'a>) {
@@ -100,10 +100,8 @@ fn a_chain_that_drops() {
     // What lived short has to wait as well.
     assert_eq!(codes, ["filter", "waiting"]);
     let filter = explained.reasons[0].filter.as_ref().expect("a filter");
-    assert_eq!(
-        [&filter.kind, &filter.family, &filter.table, &filter.chain],
-        ["nftables", "bridge", "guests", "between"]
-    );
+    assert_eq!(filter.kind, FilterKind::Nftables);
+    assert_eq!([&filter.family, &filter.table, &filter.chain], ["bridge", "guests", "between"]);
     assert!(explained.reasons[0].why.contains(&filter.text), "{explained:?}");
     assert!(why.contains("filters = \"ignore\""), "{why}");
 
@@ -164,7 +162,7 @@ fn what_only_accepts_costs_nothing() {
         });
         assert_eq!(blocked(&agent), "");
     }
-    assert_eq!(agent.list(Request::List).channels[0].state, "up");
+    assert_eq!(agent.list(Request::List).channels[0].state, ChannelState::Up);
     assert!(a.closes.is_empty() && b.closes.is_empty());
 
     let br_netfilter = Some(Switches { ip: true, ..Switches::default() });
@@ -188,7 +186,10 @@ fn rules_that_cannot_be_read() {
     let (codes, explained) = explain(&agent, "g2");
     // What lived short has to wait as well.
     assert_eq!(codes, ["filter", "waiting"]);
-    assert_eq!(explained.reasons[0].filter.as_ref().expect("a filter").kind, "unreadable");
+    assert_eq!(
+        explained.reasons[0].filter.as_ref().expect("a filter").kind,
+        FilterKind::Unreadable
+    );
 
     agent.policy(directory.path(), "filters = 'ignore'\n");
     reunited(&agent, &mut a, &mut b);
@@ -216,7 +217,7 @@ fn explained() {
     });
     assert_eq!(ask("g2").0, ["not-asked"]);
     let tag = link(&mut a, &mut b, &one, &two);
-    wait("both to have it", || ask("g2").1.channel == "up");
+    wait("both to have it", || ask("g2").1.channel == ChannelState::Up);
     let (codes, explained) = ask("g2");
     assert_eq!((codes.len(), &*explained.a, &*explained.b), (0, "g1", "g2"));
     assert_eq!(explained.tag, tag);
@@ -251,5 +252,5 @@ fn explained() {
     network(&|number, link| link.xdp = number == 2);
     says("filter");
     let filter = ask("g2").1.reasons[0].filter.clone().expect("a filter");
-    assert_eq!((&*filter.kind, &*filter.interface), ("xdp", "tap2"));
+    assert_eq!((filter.kind, &*filter.interface), (FilterKind::Xdp, "tap2"));
 }

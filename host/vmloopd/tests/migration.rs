@@ -12,7 +12,7 @@ use fake::agent::{Agent, PREPARED, link, meet, two_guests};
 use fake::{Modules, Qemu, wait};
 use serde_json::{Value, json};
 use vmloop_abi::shm;
-use vmloop_api::{Problem, Request};
+use vmloop_api::{ChannelState, Problem, Request};
 
 /// Asks in the background while the guests go on, until there is an answer.
 fn ask_while(
@@ -44,7 +44,11 @@ fn prepare(agent: &Agent, guest: &str, a: &mut Modules<'_>, b: &mut Modules<'_>)
 
 fn state(agent: &Agent, name: &str) -> String {
     let guests = agent.list(Request::List).guests;
-    guests.into_iter().find(|guest| guest.name == name).map(|guest| guest.state).unwrap_or_default()
+    guests
+        .into_iter()
+        .find(|guest| guest.name == name)
+        .map(|guest| guest.state.to_string())
+        .unwrap_or_default()
 }
 
 fn wait_state(agent: &Agent, name: &str, wanted: &str) {
@@ -73,7 +77,7 @@ fn find(agent: &Agent, one: &Qemu, two: &Qemu, a: &mut Modules<'_>, b: &mut Modu
     });
     link(a, b, one, two);
     wait("a channel that is up", || {
-        agent.list(Request::List).channels.iter().any(|channel| channel.state == "up")
+        agent.list(Request::List).channels.iter().any(|channel| channel.state == ChannelState::Up)
     });
 }
 
@@ -225,7 +229,9 @@ fn a_machine_that_is_awaited() {
     });
     a.state(1, shm::VMLOOP_STATE_UP);
     b.state(1, shm::VMLOOP_STATE_UP);
-    wait("a channel that is up", || agent.list(Request::List).channels[0].state == "up");
+    wait("a channel that is up", || {
+        agent.list(Request::List).channels[0].state == ChannelState::Up
+    });
     assert_eq!(agent.channels(), 1);
 }
 
@@ -555,7 +561,11 @@ fn an_agent_that_is_killed_while_it_prepares() {
         wait("a channel that is up", || {
             a.hear();
             b.hear();
-            agent.list(Request::List).channels.iter().any(|channel| channel.state == "up")
+            agent
+                .list(Request::List)
+                .channels
+                .iter()
+                .any(|channel| channel.state == ChannelState::Up)
         });
         for qemu in [&one, &two] {
             wait("no device too many", || {

@@ -14,7 +14,7 @@ use serde_json::Value;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use vmloop_abi::shm;
-use vmloop_api::{Listing, Problem, Request, Status};
+use vmloop_api::{ChannelState, EndState, Hypervisor, Listing, Problem, Request, Status};
 use vmloop_policy::in_force::Source;
 use vmloop_xenstore::Store;
 use vmloopd::broker::{Broker, Config};
@@ -105,7 +105,7 @@ impl Agent {
         guests
             .into_iter()
             .find(|guest| guest.name == name)
-            .map(|guest| guest.state)
+            .map(|guest| guest.state.to_string())
             .unwrap_or_default()
     }
 
@@ -181,7 +181,7 @@ fn link(agent: &Agent, a: &mut Modules<'_>, b: &mut Modules<'_>) -> u32 {
     let tag = *b.were_up.last().expect("it was up");
     a.up(tag);
     wait("a channel that is up", || {
-        agent.list().channels.iter().any(|channel| channel.state == "up")
+        agent.list().channels.iter().any(|channel| channel.state == ChannelState::Up)
     });
     tag
 }
@@ -201,7 +201,7 @@ fn from_hello_to_a_channel_and_back() {
     assert_eq!(a.told("peer/2").map(|text| text[16..].to_owned()), Some(" 0 db_2".into()));
     let interface = a.told("peer/2/interface/0").expect("an interface");
     assert_eq!(interface, format!("{} {} 1 1500 10.0.0.2/24", mac(1, 0), mac(2, 0)));
-    assert_eq!(agent.status().hypervisor, "xen");
+    assert_eq!(agent.status().hypervisor, Hypervisor::Xen);
 
     // A guest reads its own directory only, and writes none.
     for node in store.below("/local/domain/1/vmloop") {
@@ -306,7 +306,7 @@ fn an_agent_that_is_killed() {
         !a.list("channel").contains(&lost.to_string())
     });
     wait("a channel that is up", || {
-        agent.list().channels.iter().any(|channel| channel.state == "up")
+        agent.list().channels.iter().any(|channel| channel.state == ChannelState::Up)
     });
     assert_eq!(agent.channels(), 1);
     b.work();
@@ -337,7 +337,7 @@ fn an_agent_that_is_killed_before_the_offer() {
     });
     a.up(b.were_up[0]);
     wait("a channel that is up", || {
-        agent.list().channels.iter().any(|channel| channel.state == "up")
+        agent.list().channels.iter().any(|channel| channel.state == ChannelState::Up)
     });
 }
 
@@ -787,14 +787,14 @@ fn idle_channels() {
     let (mut a, mut b) = meet(&store);
     let tag = link(&agent, &mut a, &mut b);
     a.say(&format!("channel/{tag}"), "idle");
-    wait("one side", || agent.list().channels[0].a.state == "idle");
-    assert_eq!(agent.list().channels[0].state, "up");
+    wait("one side", || agent.list().channels[0].a.state == EndState::Idle);
+    assert_eq!(agent.list().channels[0].state, ChannelState::Up);
     b.say(&format!("channel/{tag}"), "idle");
     wait("close", || a.told(&format!("channel/{tag}")) == Some("2 0 close".into()));
     assert_eq!(agent.list().channels[0].reason, "idle");
     // It stays until both have let go.
     a.work();
-    wait("one side", || agent.list().channels[0].a.state == "closed");
+    wait("one side", || agent.list().channels[0].a.state == EndState::Closed);
     assert!(b.told(&format!("channel/{tag}")).is_some_and(|text| text.ends_with("close")));
     b.work();
     wait("an end", || agent.channels() == 0 && a.list("channel").is_empty());
@@ -810,10 +810,10 @@ fn a_peer_that_breaks_the_protocol() {
     // It may be told later than the other.
     wait("one side", || {
         b.work();
-        agent.list().channels[0].b.state == "closed"
+        agent.list().channels[0].b.state == EndState::Closed
     });
     // The one that says so still has the memory.
-    assert_eq!(agent.list().channels[0].a.state, "broken");
+    assert_eq!(agent.list().channels[0].a.state, EndState::Broken);
     a.work();
     wait("an end", || agent.channels() == 0 && a.list("channel").is_empty());
     let first = a.refused(2);
@@ -1292,7 +1292,8 @@ fn an_agent_that_ends() {
     let generation = a.generation();
     let agent = Agent::start(directory.path(), &store);
     wait("a channel that is up", || {
-        a.agent().is_some() && agent.list().channels.iter().any(|channel| channel.state == "up")
+        a.agent().is_some()
+            && agent.list().channels.iter().any(|channel| channel.state == ChannelState::Up)
     });
     assert_ne!(a.generation(), generation);
     a.work();

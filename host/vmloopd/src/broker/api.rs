@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use tokio::time::Instant;
 use vmloop_abi::message::AgentMessage;
 use vmloop_abi::shm;
-use vmloop_api::{Problem, Request};
+use vmloop_api::{EventKind, Problem, Request};
 use vmloop_policy::in_force::State;
 
 use super::waiters::Waiter;
@@ -122,12 +122,12 @@ impl Broker {
                 State::Denied => "nobody may talk before a good one is there",
                 _ => "the last good policy stays in force",
             };
-            self.note("policy-refused", "", "", 0, &format!("{error}; {stays}"));
+            self.note(EventKind::PolicyRefused, "", "", 0, &format!("{error}; {stays}"));
             return Err(Problem::new("policy", error.to_string())
                 .hint(format!("{stays}; try the file with: vmloop policy check FILE")));
         }
         let file = self.policy.source().path.display().to_string();
-        self.note("policy-loaded", "", "", 0, &file);
+        self.note(EventKind::PolicyLoaded, "", "", 0, &file);
         // The operator has looked at it: who had to wait may ask at once.
         self.back_off.forget_all();
         let ids: HashSet<u64> =

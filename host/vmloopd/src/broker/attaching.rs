@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 use vmloop_abi::shm;
-use vmloop_api::Problem;
+use vmloop_api::{EventKind, Problem};
 
 use super::Broker;
 use super::describe::describe_arrival;
@@ -123,7 +123,7 @@ impl Broker {
         }
         self.awaited.remove(&key);
         let path = self.guests.paths.get(&key).cloned().unwrap_or_default();
-        self.note("guest-arriving", &name, "", 0, &machine.kind_name);
+        self.note(EventKind::GuestArriving, &name, "", 0, &machine.kind_name);
         let arrival = Arrival { machine, name, path, wanted: HashMap::new(), _stop: stop };
         let description = describe_arrival(&arrival);
         self.waiters.settle(key);
@@ -261,10 +261,10 @@ impl Broker {
         (guest.moving, guest.ours) = (Moving::No, false);
         let (name, machine) = (guest.name.clone(), guest.machine.kind_name.clone());
         if !known {
-            self.note("guest-attached", &name, "", 0, &machine);
+            self.note(EventKind::GuestAttached, &name, "", 0, &machine);
             self.save();
         } else if was != Phase::Attached {
-            self.note("guest-returned", &name, "", 0, "");
+            self.note(EventKind::GuestReturned, &name, "", 0, "");
         }
         let here = self.answer_of(key);
         self.waiters.here(key, &here);
@@ -293,7 +293,7 @@ impl Broker {
             return;
         }
         let before = guest.name.clone();
-        self.note("guest-renamed", &name, "", 0, &format!("it was {before}"));
+        self.note(EventKind::GuestRenamed, &name, "", 0, &format!("it was {before}"));
         self.channels.rename(key, &name);
         let coming_as = self.backend.incoming(&name).map(str::to_owned);
         if let Some(guest) = self.guests.get_mut(key) {
@@ -363,7 +363,7 @@ impl Broker {
         self.guests.paths.remove(&key);
         self.waiters.settle(key);
         if let Some(arrival) = self.guests.arriving.remove(&key) {
-            self.note("guest-gone", &arrival.name, "", 0, "it did not arrive");
+            self.note(EventKind::GuestGone, &arrival.name, "", 0, "it did not arrive");
             self.save();
             self.due.all();
         }
@@ -394,10 +394,10 @@ impl Broker {
             collecting.waiting.remove(&key);
         }
         if guest.phase == Phase::Detaching {
-            self.note("guest-detached", &guest.name, "", 0, "");
+            self.note(EventKind::GuestDetached, &guest.name, "", 0, "");
         } else if guest.phase != Phase::Attaching {
             self.post.counters.guests_gone.add(1);
-            self.note("guest-gone", &guest.name, "", 0, "");
+            self.note(EventKind::GuestGone, &guest.name, "", 0, "");
         }
         self.close_all(key, shm::VMLOOP_CLOSE_PEER_GONE);
         self.all_closed(key);

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use vmloop_abi::memory::{Layout, channel_size};
 use vmloop_abi::message::{self, ChannelState};
 use vmloop_abi::shm;
+use vmloop_api as api;
 
 use crate::channel::Command;
 use crate::event::ChannelKey;
@@ -86,20 +87,20 @@ impl Channel {
             && self.sides.iter().all(|side| !side.gone)
     }
 
-    pub(super) fn state(&self) -> &'static str {
+    pub(super) fn state(&self) -> api::ChannelState {
         match self.stage {
-            _ if self.is_revoked() => "revoked",
-            Stage::Plugging => "plugging",
+            _ if self.is_revoked() => api::ChannelState::Revoked,
+            Stage::Plugging => api::ChannelState::Plugging,
             Stage::Open
                 if self.sides.iter().all(|side| {
                     matches!(side.state, Some(ChannelState::Up | ChannelState::Idle))
                 }) =>
             {
-                "up"
+                api::ChannelState::Up
             }
-            Stage::Open => "open",
-            _ if self.stuck => "stuck",
-            Stage::Closing | Stage::Unplugging => "closing",
+            Stage::Open => api::ChannelState::Open,
+            _ if self.stuck => api::ChannelState::Stuck,
+            Stage::Closing | Stage::Unplugging => api::ChannelState::Closing,
         }
     }
 

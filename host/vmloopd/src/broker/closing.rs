@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use vmloop_abi::message::{AgentMessage, ChannelState};
 use vmloop_abi::shm;
+use vmloop_api::{self as api, EventKind};
 
 use super::Broker;
 use super::back_off::Ending;
@@ -57,7 +58,7 @@ impl Broker {
             }
         }
         let (a, b, tag) = channel.label();
-        self.note("channel-closing", &a, &b, tag, close_reason(reason));
+        self.note(EventKind::ChannelClosing, &a, &b, tag, close_reason(reason));
     }
 
     /// Closes all channels of a guest that is alone responsible for that.
@@ -117,7 +118,7 @@ impl Broker {
         channel.sides[side].state = Some(state);
         let (one, two) = (channel.sides[side].name.clone(), channel.sides[1 - side].name.clone());
         let both_idle = channel.sides.iter().all(|side| side.state == Some(ChannelState::Idle));
-        let is_up = was != "up" && channel.state() == "up";
+        let is_up = was != api::ChannelState::Up && channel.state() == api::ChannelState::Up;
         if is_up {
             channel.up_since.get_or_insert_with(Instant::now);
         }
@@ -126,7 +127,7 @@ impl Broker {
         }
         let Some(channel) = self.channels.get_mut(channel_key) else { return };
         match state {
-            ChannelState::Up if is_up => self.note("channel-up", &one, &two, tag, ""),
+            ChannelState::Up if is_up => self.note(EventKind::ChannelUp, &one, &two, tag, ""),
             ChannelState::Up => {}
             ChannelState::Idle => {
                 if both_idle {
@@ -139,7 +140,7 @@ impl Broker {
             }
             ChannelState::Broken => {
                 channel.broken_by.get_or_insert(side);
-                self.note("channel-broken", &one, &two, tag, "the peer broke the protocol");
+                self.note(EventKind::ChannelBroken, &one, &two, tag, "the peer broke the protocol");
                 self.close(channel_key, shm::VMLOOP_CLOSE_PEER_GONE);
                 // Memory of a guest's is its own, or mapped: it says CLOSED yet.
                 let guest = self.guests.get(key);
@@ -154,7 +155,7 @@ impl Broker {
     pub(super) fn gone(&mut self, channel: &Channel) {
         let [a, b] = &channel.sides;
         let why = channel.reason.map_or("failed", close_reason);
-        self.note("channel-closed", &a.name, &b.name, channel.tag, why);
+        self.note(EventKind::ChannelClosed, &a.name, &b.name, channel.tag, why);
         if channel.failure.is_none() {
             self.post.counters.channels_closed.add(1);
         }
@@ -229,13 +230,16 @@ impl Broker {
             Some(wait) => format!("another channel after {} s", wait.as_secs()),
             None => format!("left to the operator: vmloop reset {a} {b}"),
         };
-        self.note("pair-broken", &a, &b, 0, &format!("{why}, {count} in a row; {next}"));
+        self.note(EventKind::PairBroken, &a, &b, 0, &format!("{why}, {count} in a row; {next}"));
     }
 
     /// When a channel will have been up for long enough to end its pair's row
     /// of breaks.
     pub(super) fn row_ends(&self, channel: &Channel) -> Option<Instant> {
         let [a, b] = &channel.sides;
-        self.breaks.ends((a.id, b.id), channel.up_since.filter(|_| channel.state() == "up")?)
+        self.breaks.ends(
+            (a.id, b.id),
+            channel.up_since.filter(|_| channel.state() == api::ChannelState::Up)?,
+        )
     }
 }

@@ -3,7 +3,8 @@
 
 use tokio::time::Instant;
 use vmloop_abi::message::ChannelState;
-use vmloop_api as api;
+use vmloop_api::{self as api, EndState, GuestState, PolicyState};
+use vmloop_policy::in_force::State;
 
 use super::channels::{Channel, ChannelSide};
 use super::closing::close_reason;
@@ -17,13 +18,22 @@ use crate::mac::format_mac;
 use crate::machine::{Key, Moving, Nic};
 use crate::network::links::Port;
 
-fn state_name(state: Option<ChannelState>) -> &'static str {
+fn end_state(state: Option<ChannelState>) -> EndState {
     match state {
-        None => "none",
-        Some(ChannelState::Up) => "up",
-        Some(ChannelState::Idle) => "idle",
-        Some(ChannelState::Closed) => "closed",
-        Some(ChannelState::Broken) => "broken",
+        None => EndState::None,
+        Some(ChannelState::Up) => EndState::Up,
+        Some(ChannelState::Idle) => EndState::Idle,
+        Some(ChannelState::Closed) => EndState::Closed,
+        Some(ChannelState::Broken) => EndState::Broken,
+    }
+}
+
+fn policy_state(state: State) -> PolicyState {
+    match state {
+        State::File => PolicyState::File,
+        State::None => PolicyState::None,
+        State::LastGood => PolicyState::LastGood,
+        State::Denied => PolicyState::Denied,
     }
 }
 
@@ -37,34 +47,34 @@ pub(super) fn describe_arrival(arrival: &Arrival) -> api::Guest {
         qmp: arrival.path.clone(),
         pid: arrival.machine.pid,
         machine: arrival.machine.kind_name.clone(),
-        state: "arriving".into(),
+        state: GuestState::Arriving,
         ..api::Guest::default()
     }
 }
 
-fn guest_state(guest: &Guest) -> &'static str {
+fn guest_state(guest: &Guest) -> GuestState {
     match guest.phase {
-        Phase::Attaching => "attaching",
-        Phase::Attached if guest.leaving.is_some() => "leaving",
-        Phase::Attached if guest.hello.is_some() => "ready",
-        Phase::Attached if guest.is_coming() => "arriving",
-        Phase::Attached => "attached",
-        Phase::Preparing | Phase::Parting => "preparing",
+        Phase::Attaching => GuestState::Attaching,
+        Phase::Attached if guest.leaving.is_some() => GuestState::Leaving,
+        Phase::Attached if guest.hello.is_some() => GuestState::Ready,
+        Phase::Attached if guest.is_coming() => GuestState::Arriving,
+        Phase::Attached => GuestState::Attached,
+        Phase::Preparing | Phase::Parting => GuestState::Preparing,
         Phase::Standby => match guest.moving {
-            Moving::No | Moving::In => "prepared",
-            Moving::Out => "migrating",
-            Moving::Left => "departed",
+            Moving::No | Moving::In => GuestState::Prepared,
+            Moving::Out => GuestState::Migrating,
+            Moving::Left => GuestState::Departed,
         },
-        Phase::Returning => "returning",
-        Phase::Detaching => "detaching",
+        Phase::Returning => GuestState::Returning,
+        Phase::Detaching => GuestState::Detaching,
     }
 }
 
 impl Broker {
     pub(super) fn status(&self) -> api::Status {
-        let up = |(_, channel): &(_, &Channel)| channel.state() == "up";
+        let up = |(_, channel): &(_, &Channel)| channel.state() == api::ChannelState::Up;
         api::Status {
-            hypervisor: self.capabilities.hypervisor.into(),
+            hypervisor: self.capabilities.hypervisor,
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             uptime_s: self.started.elapsed().as_secs(),
@@ -75,7 +85,7 @@ impl Broker {
             memory: self.memory(),
             memory_max: self.memory_max(),
             policy: self.policy.source().path.clone(),
-            policy_state: self.policy.state().name().into(),
+            policy_state: policy_state(self.policy.state()),
             policy_since: seconds(self.policy.since()),
             policy_error: self.policy.error().into(),
             problems: self.problems(),
@@ -130,7 +140,7 @@ impl Broker {
             qmp: guest.path.clone(),
             pid: guest.machine.pid,
             machine: guest.machine.kind_name.clone(),
-            state: guest_state(guest).into(),
+            state: guest_state(guest),
             version: hello.map(|hello| hello.version.clone()).unwrap_or_default(),
             kernel: hello.map(|hello| hello.kernel.clone()).unwrap_or_default(),
             nics: guest.machine.nics.iter().map(|nic| self.describe_nic(guest, nic)).collect(),
@@ -189,7 +199,7 @@ impl Broker {
             id: hex(machine.id),
             uuid: machine.uuid.clone().unwrap_or_default(),
             machine: machine.kind_name.clone(),
-            state: "detached".into(),
+            state: GuestState::Detached,
             ..api::Guest::default()
         }));
         guests.extend(self.guests.arriving.values().map(describe_arrival));
@@ -206,7 +216,7 @@ fn describe_channel(channel: &Channel, cookie: Option<u32>) -> api::Channel {
         tag: channel.tag,
         a: describe_side(&channel.sides[0], cookie),
         b: describe_side(&channel.sides[1], cookie),
-        state: channel.state().into(),
+        state: channel.state(),
         reason: channel.reason.map(close_reason).unwrap_or_default().into(),
         age_s: channel.since.elapsed().as_secs(),
         ring_size: channel.ring_size,
@@ -218,7 +228,7 @@ fn describe_side(side: &ChannelSide, cookie: Option<u32>) -> api::Side {
     let counters = side.stats.as_deref().filter(|(of, _)| Some(*of) == cookie);
     api::Side {
         guest: side.name.clone(),
-        state: state_name(side.state).into(),
+        state: end_state(side.state),
         stats: counters.map(|(_, counters)| api::Stats {
             tx_frames: counters.tx_frames,
             tx_bytes: counters.tx_bytes,

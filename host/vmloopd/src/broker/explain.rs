@@ -2,7 +2,7 @@
 //! Why two guests have a channel, or have none.
 
 use tokio::time::Instant;
-use vmloop_api::{Explained, Filter, Problem, Reason};
+use vmloop_api::{ChannelState, Explained, Filter, FilterKind, Problem, Reason, ReasonCode};
 use vmloop_policy::in_force::State;
 
 use super::Broker;
@@ -12,19 +12,19 @@ use crate::answer::Answer;
 use crate::directory::Apart;
 use crate::machine::{Key, Nic};
 
-fn reason(code: &str, why: impl Into<String>, what_to_do: impl Into<String>) -> Reason {
-    Reason { code: code.into(), why: why.into(), what_to_do: what_to_do.into(), filter: None }
+fn reason(code: ReasonCode, why: impl Into<String>, what_to_do: impl Into<String>) -> Reason {
+    Reason { code, why: why.into(), what_to_do: what_to_do.into(), filter: None }
 }
 
 fn filtered(filter: &Filter) -> Reason {
-    let what_to_do = match filter.kind.as_str() {
-        "unreadable" => "See the agent's log, and: vmloop status",
+    let what_to_do = match filter.kind {
+        FilterKind::Unreadable => "See the agent's log, and: vmloop status",
         _ => {
             "Nothing if that is wanted; else remove it, or have the policy say filters = \"ignore\""
         }
     };
     let why = format!("A channel would get around a filter of the host's: {}.", filter.text);
-    Reason { filter: Some(filter.clone()), ..reason("filter", why, what_to_do) }
+    Reason { filter: Some(filter.clone()), ..reason(ReasonCode::Filter, why, what_to_do) }
 }
 
 impl Broker {
@@ -40,11 +40,11 @@ impl Broker {
         reasons.extend(self.why_apart(keys));
         let names = keys.map(|key| self.name(key));
         let found = self.channels.between(keys[0], keys[1]).and_then(|key| self.channels.get(key));
-        let (channel, tag) = found.map_or(("none", 0), |one| (one.state(), one.tag));
+        let (channel, tag) = found.map_or((ChannelState::None, 0), |one| (one.state(), one.tag));
         match found {
             Some(one) => reasons.extend(one.reason.map(|why| {
                 let why = format!("Their channel is being closed: {}.", close_reason(why));
-                reason("closing", why, "")
+                reason(ReasonCode::Closing, why, "")
             })),
             None => {
                 reasons.extend(self.why_later(keys));
@@ -54,12 +54,11 @@ impl Broker {
                         "ping one from the other; in {}: vmloop explain {}",
                         names[0], names[1]
                     );
-                    reasons.push(reason("not-asked", why, what_to_do));
+                    reasons.push(reason(ReasonCode::NotAsked, why, what_to_do));
                 }
             }
         }
         let [a, b] = names;
-        let channel = channel.to_owned();
         Ok(Answer::Explained(Box::new(Explained { a, b, channel, tag, reasons })))
     }
 
@@ -72,7 +71,7 @@ impl Broker {
         let mut reasons = Vec::new();
         if self.recovering.is_some() || !self.have_links {
             let why = "The agent has just started, and does not know yet which guests are here.";
-            reasons.push(reason("recovering", why, "Wait for half a minute at most."));
+            reasons.push(reason(ReasonCode::Recovering, why, "Wait for half a minute at most."));
         }
         let guests = keys.into_iter().filter_map(|key| self.guests.get(key));
         for guest in guests.filter(|guest| !guest.is_ready()) {
@@ -81,10 +80,10 @@ impl Broker {
                 let what_to_do = format!(
                     "In {name}: modprobe vmloop_ivshmem (on Xen vmloop_xen) and vmloop_net"
                 );
-                reason("guest", format!("{name} does not run the modules."), what_to_do)
+                reason(ReasonCode::Guest, format!("{name} does not run the modules."), what_to_do)
             } else {
                 let why = format!("{name} is about to come or to go: see its state in vmloop ls.");
-                reason("guest", why, "")
+                reason(ReasonCode::Guest, why, "")
             });
         }
         reasons
@@ -106,7 +105,7 @@ impl Broker {
                 State::Denied => format!("Nobody may talk, as no policy can be read: {}.", self.policy.error()),
                 _ => "The policy does not let the two talk: they are in no common group, or its default is deny.".into(),
             };
-            reasons.push(reason("policy", why, "vmloop policy show"));
+            reasons.push(reason(ReasonCode::Policy, why, "vmloop policy show"));
         }
         let mut apart = Vec::new();
         for (ours, nic) in one.machine.nics.iter().enumerate() {
@@ -124,7 +123,7 @@ impl Broker {
         }
         for guest in [one, two].into_iter().filter(|guest| guest.machine.nics.is_empty()) {
             let why = format!("{} has no network interface.", guest.name);
-            apart.push(reason("interface", why, ""));
+            apart.push(reason(ReasonCode::Interface, why, ""));
         }
         for one in apart {
             if !reasons.contains(&one) {
@@ -142,7 +141,7 @@ impl Broker {
         let why = self.place(guest.who(), &nic.tap).err()?;
         let why = nic.unknown.as_ref().map_or(why, ToString::to_string);
         Some(reason(
-            "interface",
+            ReasonCode::Interface,
             format!("An interface of {}: {why}.", guest.name),
             "See vmloop ls",
         ))
@@ -158,13 +157,17 @@ impl Broker {
                 "{} keeps shared memory that the policy has taken from it, and gets no other channel before it lets go.",
                 self.name(key)
             );
-            reasons.push(reason("revoked", why, "End it, or its peer there: vmloop status"));
+            reasons.push(reason(
+                ReasonCode::Revoked,
+                why,
+                "End it, or its peer there: vmloop status",
+            ));
         }
         let pair = self.pair(keys[0], keys[1]);
         if pair.is_some_and(|pair| self.breaks.left(pair, now).is_some()) {
             let why = "Their channel broke: one of them wrote what no module writes.";
             reasons.push(reason(
-                "broken",
+                ReasonCode::Broken,
                 why,
                 format!("vmloop ls; to try again at once: vmloop reset {a} {b}"),
             ));
@@ -175,7 +178,7 @@ impl Broker {
                 left.as_secs() + 1
             );
             reasons.push(reason(
-                "waiting",
+                ReasonCode::Waiting,
                 why,
                 format!("See the agent's log; to try again at once: vmloop reset {a} {b}"),
             ));
@@ -185,13 +188,13 @@ impl Broker {
             if self.channels.of(key).len() >= most as usize {
                 let why =
                     format!("{} has as many channels as a guest may have, {most}.", self.name(key));
-                reasons.push(reason("max-channels", why, "max_channels in the policy"));
+                reasons.push(reason(ReasonCode::MaxChannels, why, "max_channels in the policy"));
             }
         }
         if !self.have_memory() {
             let why = "All channels together take as much memory as they may.";
             reasons.push(reason(
-                "memory",
+                ReasonCode::Memory,
                 why,
                 "vmloop status; max_memory and ring_size in the policy",
             ));
@@ -204,17 +207,17 @@ impl Broker {
 fn why_pair(why: &Apart, tap: &str, other: &str) -> Reason {
     match why {
         Apart::Nowhere | Apart::Networks => reason(
-            "network",
+            ReasonCode::Network,
             format!("{tap} and {other} are in different networks (bridges or VLANs)."),
             "If this host routes between them, [[routed]] in the policy says so",
         ),
         Apart::Isolated => reason(
-            "isolated",
+            ReasonCode::Isolated,
             format!("{tap} and {other} are isolated ports of their bridge."),
             format!("Nothing if that is wanted; else: bridge link set dev {tap} isolated off"),
         ),
         Apart::Address => reason(
-            "address",
+            ReasonCode::Address,
             format!(
                 "The hardware address of {tap} or {other} is also that of a guest that came before."
             ),

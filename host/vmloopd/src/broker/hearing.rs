@@ -5,6 +5,7 @@ use tokio::time::{Duration, Instant};
 use vmloop_abi::memory::Layout;
 use vmloop_abi::message::{Address, GuestMessage};
 use vmloop_abi::shm;
+use vmloop_api::EventKind;
 
 use super::Broker;
 use super::due::Timed;
@@ -86,7 +87,7 @@ impl Broker {
         self.welcome(key);
         self.meet_all(key);
         if again.is_none() {
-            self.note("guest-ready", &name, "", 0, &kernel);
+            self.note(EventKind::GuestReady, &name, "", 0, &kernel);
         }
         self.due.all();
         // Others hear of it with its addresses; what goes out with the answer is right now.
@@ -181,7 +182,7 @@ impl Broker {
         let excused = guest.departures.take(Instant::now()).is_ok();
         if guest.phase == Phase::Attached {
             let name = guest.name.clone();
-            self.note("guest-away", &name, "", 0, "its modules do not answer any more");
+            self.note(EventKind::GuestAway, &name, "", 0, "its modules do not answer any more");
         }
         if excused {
             self.part_all(key, shm::VMLOOP_CLOSE_PEER_GONE);
@@ -200,7 +201,7 @@ impl Broker {
         guest.leaving = Some(until);
         self.deadlines.at(until, Timed::Guest(key));
         let name = guest.name.clone();
-        self.note("guest-leaving", &name, "", 0, why);
+        self.note(EventKind::GuestLeaving, &name, "", 0, why);
         self.part_all(key, shm::VMLOOP_CLOSE_MIGRATION);
         self.due.all();
     }

@@ -3,7 +3,7 @@
 
 use tokio::time::Instant;
 use vmloop_abi::shm;
-use vmloop_api::Problem;
+use vmloop_api::{EventKind, Problem};
 
 use super::Broker;
 use super::guests::Phase;
@@ -61,7 +61,7 @@ impl Broker {
         }
         self.waiters.prepare(key, waiter);
         if self.guests.get(key).is_some_and(|guest| guest.phase == Phase::Preparing) {
-            self.note("guest-preparing", &name, "", 0, "");
+            self.note(EventKind::GuestPreparing, &name, "", 0, "");
             self.part_all(key, shm::VMLOOP_CLOSE_MIGRATION);
             self.finish_prepare(key);
         }
@@ -95,10 +95,14 @@ impl Broker {
         match moving {
             Moving::No | Moving::In => {
                 let took = format!("after {} ms", began.elapsed().as_millis());
-                self.note("guest-prepared", &name, "", 0, &took);
+                self.note(EventKind::GuestPrepared, &name, "", 0, &took);
             }
-            Moving::Out if before != moving => self.note("guest-migrating", &name, "", 0, ""),
-            Moving::Left if before != moving => self.note("guest-departed", &name, "", 0, ""),
+            Moving::Out if before != moving => {
+                self.note(EventKind::GuestMigrating, &name, "", 0, "")
+            }
+            Moving::Left if before != moving => {
+                self.note(EventKind::GuestDeparted, &name, "", 0, "")
+            }
             Moving::Out | Moving::Left => {}
         }
         self.waiters.settle(key);
@@ -177,7 +181,7 @@ impl Broker {
             }
             _ => return,
         }
-        self.note("guest-returning", &name, "", 0, why);
+        self.note(EventKind::GuestReturning, &name, "", 0, why);
         let text = format!("the preparation of {name} was called off: {why}");
         let problem = Problem::new("called-off", text).hint(
             "a guest that is stopped, or has not booted yet, keeps its devices; see vmloop ls",
@@ -193,7 +197,7 @@ impl Broker {
             guest.phase = Phase::Returning;
             (guest.moving, guest.ours) = (Moving::No, false);
             let name = guest.name.clone();
-            self.note("guest-returning", &name, "", 0, "it was not migrated");
+            self.note(EventKind::GuestReturning, &name, "", 0, "it was not migrated");
         }
     }
 }

@@ -37,7 +37,7 @@ use tokio::sync::{broadcast, mpsc};
 use tokio::time::Instant;
 use tracing::{error, info};
 use vmloop_abi::message::TAG_MAX;
-use vmloop_api as api_types;
+use vmloop_api::{self as api_types, EventKind};
 use vmloop_policy::in_force::{InForce, Source, State};
 
 use crate::answer::Reply;
@@ -235,12 +235,12 @@ impl Broker {
         key
     }
 
-    fn note(&self, event: &str, guest: &str, peer: &str, tag: u32, detail: &str) {
-        info!(event, guest, peer, tag, detail);
+    fn note(&self, event: EventKind, guest: &str, peer: &str, tag: u32, detail: &str) {
+        info!(%event, guest, peer, tag, detail);
         // Fails only if nobody listens.
         let _ = self.log.send(api_types::Event {
             time: seconds(SystemTime::now()),
-            event: event.into(),
+            event,
             guest: guest.into(),
             peer: peer.into(),
             tag,

@@ -4,6 +4,7 @@
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tracing::warn;
+use vmloop_api::EventKind;
 
 use super::Broker;
 use super::channels::Stage;
@@ -96,7 +97,7 @@ impl Broker {
             News::Open => {
                 channel.stage = if channel.reason.is_some() { Stage::Closing } else { Stage::Open };
                 self.post.counters.channels_opened.add(1);
-                self.note("channel-open", &a, &b, tag, "");
+                self.note(EventKind::ChannelOpen, &a, &b, tag, "");
             }
             News::Failed(Failure { side, reason, text, hint }) => {
                 let guest = channel.sides[side].name.clone();
@@ -104,7 +105,7 @@ impl Broker {
                 let text = format!("{guest}: {text}");
                 channel.failure.get_or_insert((reason, text.clone()));
                 self.post.counters.channels_failed.add(1);
-                self.note("channel-failed", &a, &b, tag, &text);
+                self.note(EventKind::ChannelFailed, &a, &b, tag, &text);
             }
             News::Unplugging => {
                 channel.stage = Stage::Unplugging;
@@ -113,7 +114,13 @@ impl Broker {
             News::Stuck(side) => {
                 channel.stuck = true;
                 let name = channel.sides[side].name.clone();
-                self.note("channel-stuck", &a, &b, tag, &format!("{name} keeps the device"));
+                self.note(
+                    EventKind::ChannelStuck,
+                    &a,
+                    &b,
+                    tag,
+                    &format!("{name} keeps the device"),
+                );
             }
             News::SideGone(side) => {
                 let revoked = channel.is_revoked();

@@ -51,7 +51,7 @@ mod tests {
             steps: vec![Step::Name { which, pattern, equal: true }, Step::Harm("drop".into())],
         };
         let chain = Chain {
-            source: "nftables",
+            source: vmloop_api::FilterKind::Nftables,
             family: Family::Bridge,
             table: "t".into(),
             name: "c".into(),

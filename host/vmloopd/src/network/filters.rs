@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::sync::Arc;
 
-use vmloop_api::Filter;
+use vmloop_api::{Filter, FilterKind};
 
 use super::legacy::read as legacy;
 use super::nft::socket;
@@ -50,13 +50,13 @@ impl Filters {
     /// That the rules are not known, as a filter.
     pub fn unknown(&self) -> Option<Filter> {
         let text = format!("the host's filters cannot be read ({})", self.unreadable.as_ref()?);
-        Some(Filter { kind: "unreadable".into(), text, ..Filter::default() })
+        Some(Filter { kind: FilterKind::Unreadable, text, ..Filter::default() })
     }
 
     /// A rule of routing, as a filter of routed packets.
     pub fn route_rule(&self) -> Option<Filter> {
         let text = format!("the host has a rule of routing ({})", self.routing.as_ref()?);
-        Some(Filter { kind: "rule".into(), text, ..Filter::default() })
+        Some(Filter { kind: FilterKind::Rule, text, ..Filter::default() })
     }
 }
 

@@ -364,7 +364,7 @@ mod tests {
     ) -> Chain {
         let rules = rules.iter().map(|steps| Rule { handle: 1, steps: steps.to_vec() });
         Chain {
-            source: "nftables",
+            source: vmloop_api::FilterKind::Nftables,
             family,
             table: "t".into(),
             name: "c".into(),

@@ -11,7 +11,7 @@ use rtnetlink::packet_route::link::{
 };
 use rtnetlink::packet_route::tc::TcMessage;
 
-use vmloop_api::Filter;
+use vmloop_api::{Filter, FilterKind};
 
 use super::filters::{Filters, Switches};
 use super::qdisc::{self, Purpose};
@@ -173,20 +173,23 @@ impl Links {
     pub fn filter(&self, name: &str) -> Option<Filter> {
         let (_, link) = self.named(name)?;
         let (kind, text) = if link.xdp {
-            ("xdp", format!("an XDP program is attached to {name}"))
+            (FilterKind::Xdp, format!("an XDP program is attached to {name}"))
         } else if link.classified {
-            ("classifier", format!("{name} has a qdisc for classifiers (tc qdisc show dev {name})"))
+            (
+                FilterKind::Classifier,
+                format!("{name} has a qdisc for classifiers (tc qdisc show dev {name})"),
+            )
         } else if !link.shaper.is_empty() {
             let shaper = &link.shaper;
             let text =
                 format!("{name} has a qdisc that may shape, {shaper} (tc qdisc show dev {name})");
-            ("qdisc", text)
+            (FilterKind::Qdisc, text)
         } else if link.locked {
-            ("locked", format!("{name} is a locked port (bridge -d link show {name})"))
+            (FilterKind::Locked, format!("{name} is a locked port (bridge -d link show {name})"))
         } else {
             return None;
         };
-        Some(Filter { kind: kind.into(), interface: name.into(), text, ..Filter::default() })
+        Some(Filter { kind, interface: name.into(), text, ..Filter::default() })
     }
 
     /// The same of the host's own interfaces behind a bridge.

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use vmloop_api::Filter;
+use vmloop_api::{Filter, FilterKind};
 
 /// Length of an interface's name in the kernel, its zero included.
 pub const NAME_MAX: usize = 16;
@@ -161,7 +161,7 @@ pub struct Base {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// program that an operator sees it with
-    pub source: &'static str,
+    pub source: FilterKind,
     /// of its table
     pub family: Family,
     /// its table
@@ -255,7 +255,7 @@ pub struct Ruleset {
     /// the rules of each
     named: Vec<Named>,
     /// by table and name
-    index: HashMap<(&'static str, Family, Arc<str>), HashMap<String, usize>>,
+    index: HashMap<(FilterKind, Family, Arc<str>), HashMap<String, usize>>,
 }
 
 /// How a chain ends for a frame.
@@ -318,7 +318,7 @@ impl Ruleset {
         let text =
             format!("{source}: {family} table {}, chain {}: {what}", chain.table, chain.name);
         let filter = Filter {
-            kind: source.into(),
+            kind: source,
             interface: String::new(),
             family: family.into(),
             table: chain.table.to_string(),
@@ -449,7 +449,7 @@ mod tests {
         let rule =
             |(at, steps): (usize, &&[Step])| Rule { handle: at as u64 + 1, steps: steps.to_vec() };
         Chain {
-            source: "nftables",
+            source: FilterKind::Nftables,
             family: Family::Bridge,
             table: "t".into(),
             name: name.into(),

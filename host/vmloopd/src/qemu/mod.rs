@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tracing::error;
-use vmloop_api::Problem;
+use vmloop_api::{Hypervisor, Problem};
 
 use crate::backend::{Backend, Capabilities, Socket};
 use crate::config::{GuestConfig, Vfio};
@@ -51,7 +51,7 @@ pub struct Qemu {
 impl Backend for Qemu {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            hypervisor: "qemu",
+            hypervisor: Hypervisor::Qemu,
             finds_all: false,
             names: false,
             prepares: true,

@@ -22,7 +22,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tracing::{debug, warn};
-use vmloop_api::Problem;
+use vmloop_api::{Hypervisor, Problem};
 use vmloop_xenstore::{Error, Store};
 
 use crate::backend::{Backend, Capabilities, Socket};
@@ -162,7 +162,7 @@ impl Xen {
 impl Backend for Xen {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            hypervisor: "xen",
+            hypervisor: Hypervisor::Xen,
             finds_all: true,
             names: true,
             prepares: false,

@@ -6,6 +6,8 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
+use vmloop_api::FilterKind;
+
 use super::blob::{Blob, nonsense};
 use crate::network::ruleset::{Base, Chain, Family, NAME_MAX, Pattern, Rule, Step, Which};
 
@@ -68,7 +70,7 @@ pub fn chains(table: &str, hooks: usize, entries: &[u8]) -> io::Result<Vec<Chain
             let drops = entries.i32(at + POLICY)? != -1;
             let base = hooks.next().map(|hook| Base { hook, drops, devices: Vec::new() });
             chains.push(Chain {
-                source: "ebtables-legacy",
+                source: FilterKind::EbtablesLegacy,
                 family: Family::Bridge,
                 table: table.clone(),
                 name,

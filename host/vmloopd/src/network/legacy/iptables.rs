@@ -7,6 +7,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+use vmloop_api::FilterKind;
+
 use super::blob::{Blob, nonsense};
 use crate::network::ruleset::{
     Base, Chain, Family, HARMLESS_TARGETS, NAME_MAX, Pattern, Rule, Step, Which,
@@ -123,7 +125,11 @@ pub fn chains(family: Family, table: &str, info: &Info, entries: &[u8]) -> io::R
     }
     let table: Arc<str> = table.into();
     let chain = |name: &str, base| Chain {
-        source: if family == Family::Ip6 { "ip6tables-legacy" } else { "iptables-legacy" },
+        source: if family == Family::Ip6 {
+            FilterKind::Ip6tablesLegacy
+        } else {
+            FilterKind::IptablesLegacy
+        },
         family,
         table: table.clone(),
         name: name.to_owned(),

@@ -5,6 +5,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use vmloop_api::FilterKind;
+
 use super::attribute::{attributes, find, number, text};
 use super::expression;
 use crate::network::ruleset::{Base, Chain, Family, Pattern, Rule};
@@ -71,7 +73,7 @@ impl Reading {
             base(hook, policy)
         });
         let chain = Chain {
-            source: "nftables",
+            source: FilterKind::Nftables,
             family,
             table: shared.clone(),
             name: name.clone(),
