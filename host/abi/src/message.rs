@@ -5,6 +5,7 @@
 //! on a private copy and accepts nothing that is out of range.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::Deref;
 use std::sync::Arc;
 
 use zerocopy::{FromBytes, IntoBytes};
@@ -264,13 +265,27 @@ impl GuestMessage {
     }
 }
 
-/// One line of a directory: an interface of a peer, seen from one of ours.
+/// An interface of a peer: what is the same in all directories that have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DirectoryEntry {
+pub struct PeerInterface {
     /// the peer's identity
     pub id: u64,
     /// its epoch
     pub epoch: u64,
+    /// the interface's hardware address
+    pub mac: [u8; 6],
+    /// the peer's name on the host; cut after 31 bytes
+    pub name: Arc<str>,
+    /// the interface's addresses; those after `VMLOOP_PEER_IPS` are left out
+    pub ips: Box<[Address]>,
+}
+
+/// One line of a directory: an interface of a peer, seen from one of ours. There may be
+/// a hundred thousand on a host, so they share what is the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirectoryEntry {
+    /// the peer's interface
+    pub peer: Arc<PeerInterface>,
     /// channel that leads to it; 0 while there is none
     pub tag: u32,
     /// whether VLAN-tagged frames pass between the two
@@ -281,14 +296,16 @@ pub struct DirectoryEntry {
     pub gateway: Option<[u8; 6]>,
     /// the interface of ours that it is reached by
     pub local_mac: [u8; 6],
-    /// the peer's interface
-    pub mac: [u8; 6],
     /// largest MTU in bytes that the network between the two carries
     pub mtu: u16,
-    /// the peer's name on the host; cut after 31 bytes
-    pub name: Arc<str>,
-    /// its addresses; those after `VMLOOP_PEER_IPS` are left out
-    pub ips: Arc<[Address]>,
+}
+
+impl Deref for DirectoryEntry {
+    type Target = PeerInterface;
+
+    fn deref(&self) -> &PeerInterface {
+        &self.peer
+    }
 }
 
 impl DirectoryEntry {
@@ -528,17 +545,19 @@ mod tests {
     fn a_directory_entry_takes_eight_addresses() {
         let ip = Address { mac: [1; 6], ip: "fe80::1".parse().expect("an address"), prefix: 64 };
         let entry = DirectoryEntry {
-            id: 1,
-            epoch: 2,
+            peer: Arc::new(PeerInterface {
+                id: 1,
+                epoch: 2,
+                mac: [2; 6],
+                name: "x".repeat(100).into(),
+                ips: vec![ip; 20].into(),
+            }),
             tag: 3,
             tagged: true,
             keep: false,
             gateway: None,
             local_mac: [1; 6],
-            mac: [2; 6],
             mtu: 1500,
-            name: "x".repeat(100).into(),
-            ips: vec![ip; 20].into(),
         };
         let (kind, mut payload) = AgentMessage::DirPeer(Box::new(entry.clone())).encode();
         assert_eq!(kind, shm::VMLOOP_MSG_DIR_PEER);

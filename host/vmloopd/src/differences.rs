@@ -109,22 +109,20 @@ mod tests {
     use std::sync::Arc;
 
     use proptest::prelude::*;
+    use vmloop_abi::message::PeerInterface;
 
     use super::*;
 
     fn entry(id: u64, epoch: u64, mac: u8, tag: u32) -> DirectoryEntry {
+        let (mac, name, ips) = ([mac; 6], "x".into(), Box::default());
         DirectoryEntry {
-            id,
-            epoch,
+            peer: Arc::new(PeerInterface { id, epoch, mac, name, ips }),
             tag,
             tagged: false,
             keep: false,
             gateway: None,
             local_mac: [1; 6],
-            mac: [mac; 6],
             mtu: 1500,
-            name: "x".into(),
-            ips: Arc::default(),
         }
     }
 

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use vmloop_abi::message::{Address, DirectoryEntry, TAG_MAX};
+use vmloop_abi::message::{Address, DirectoryEntry, PeerInterface, TAG_MAX};
 use vmloop_abi::shm::VMLOOP_PEER_IPS;
 use vmloop_api::Filter;
 use vmloop_policy::{Policy, Who};
@@ -80,11 +80,13 @@ enum Network {
     Routed(usize),
 }
 
-/// Addresses of an interface that others are told of.
-#[derive(Clone, Debug, Default)]
-struct Addresses {
-    bridged: Arc<[Address]>,
-    routed: Arc<[Address]>,
+/// An interface, as others are told of it.
+#[derive(Clone, Debug)]
+struct Told {
+    /// with the addresses that its neighbours reach it by
+    bridged: Arc<PeerInterface>,
+    /// and with those by way of the host
+    routed: Arc<PeerInterface>,
 }
 
 /// What follows from all members.
@@ -99,10 +101,8 @@ pub struct Index {
     routed: HashMap<(usize, IpAddr), (u64, usize)>,
     /// who is where, in order, some perhaps several times
     near: HashMap<Network, Vec<usize>>,
-    /// of each interface
-    addresses: Vec<Vec<Addresses>>,
-    /// as directories have them
-    names: Vec<Arc<str>>,
+    /// each interface
+    told: Vec<Vec<Told>>,
 }
 
 /// Members in the order in which they came, with what follows from all of them.
@@ -175,9 +175,9 @@ pub fn affected(members: &[Member], before: &[Member], policy: &Policy) -> Vec<b
     members.iter().map(|member| changed(&member) || is_near(member)).collect()
 }
 
-/// The list of before, if it is the same: then all directories share it.
-fn shared<T: Clone + PartialEq>(new: Vec<T>, before: Option<&Arc<[T]>>) -> Arc<[T]> {
-    before.filter(|old| ***old == *new).cloned().unwrap_or_else(|| new.into())
+/// What was told before, if it is the same: then all directories share it.
+fn shared(new: PeerInterface, before: Option<&Arc<PeerInterface>>) -> Arc<PeerInterface> {
+    before.filter(|old| ***old == new).cloned().unwrap_or_else(|| Arc::new(new))
 }
 
 impl Index {
@@ -207,20 +207,24 @@ impl Index {
             .collect();
         for (at, member) in members.iter().enumerate() {
             let old = old.get(&member.id);
-            let name = old.map(|(at, was)| &was.names[*at]).filter(|name| **name == member.name);
-            index.names.push(name.unwrap_or(&member.name).clone());
-            let addresses = (0..member.nics.len()).map(|nic| {
-                let old = old.and_then(|(at, was)| was.addresses[*at].get(nic));
-                Addresses {
-                    bridged: shared(index.bridged(at, member, nic), old.map(|old| &old.bridged)),
-                    routed: shared(
-                        index.routed(at, member, nic, policy),
-                        old.map(|old| &old.routed),
-                    ),
+            let told = (0..member.nics.len()).map(|nic| {
+                let old = old.and_then(|(at, was)| was.told[*at].get(nic));
+                let with = |ips: Vec<Address>| PeerInterface {
+                    id: member.id,
+                    epoch: member.epoch,
+                    mac: member.nics[nic].0,
+                    name: member.name.clone(),
+                    ips: ips.into(),
+                };
+                let (bridged, routed) =
+                    (index.bridged(at, member, nic), index.routed(at, member, nic, policy));
+                Told {
+                    bridged: shared(with(bridged), old.map(|old| &old.bridged)),
+                    routed: shared(with(routed), old.map(|old| &old.routed)),
                 }
             });
-            let addresses = addresses.collect();
-            index.addresses.push(addresses);
+            let told = told.collect();
+            index.told.push(told);
         }
         index
     }
@@ -378,17 +382,13 @@ impl<'a> View<'a> {
                 continue;
             }
             entries.push(DirectoryEntry {
-                id: member.id,
-                epoch: member.epoch,
+                peer: self.index.told[of][nic].routed.clone(),
                 tag: 0,
                 tagged: false,
                 keep: member.keep,
                 gateway: port.gateway.as_ref().map(|gateway| gateway.mac),
                 local_mac: *mac,
-                mac: *mac,
                 mtu: u16::try_from(port.mtu).unwrap_or(u16::MAX),
-                name: self.index.names[of].clone(),
-                ips: self.index.addresses[of][nic].routed.clone(),
             });
         }
         entries
@@ -409,7 +409,7 @@ impl<'a> View<'a> {
             }
             for Pair { ours, theirs, routed } in self.links(of, index) {
                 let (local_mac, local) = &self.members[of].nics[ours];
-                let (mac, port) = &peer.nics[theirs];
+                let port = &peer.nics[theirs].1;
                 let (Some(local), Some(port)) = (local, port) else { continue };
                 let gateway = local.gateway.as_ref().filter(|_| routed);
                 let mut mtu = local.mtu.min(port.mtu);
@@ -417,21 +417,15 @@ impl<'a> View<'a> {
                     let hops = [&local.gateway, &port.gateway];
                     mtu = hops.into_iter().flatten().fold(mtu, |mtu, hop| mtu.min(hop.mtu));
                 }
+                let told = &self.index.told[index][theirs];
                 entries.push(DirectoryEntry {
-                    id: peer.id,
-                    epoch: peer.epoch,
+                    peer: if routed { &told.routed } else { &told.bridged }.clone(),
                     tag,
                     tagged: local.tagged && port.tagged && !routed,
                     keep: routed && peer.keep,
                     gateway: gateway.map(|gateway| gateway.mac),
                     local_mac: *local_mac,
-                    mac: *mac,
                     mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
-                    name: self.index.names[index].clone(),
-                    ips: {
-                        let addresses = &self.index.addresses[index][theirs];
-                        if routed { &addresses.routed } else { &addresses.bridged }.clone()
-                    },
                 });
             }
         }

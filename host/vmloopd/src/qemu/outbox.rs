@@ -178,7 +178,7 @@ mod tests {
     use std::time::Duration;
 
     use vmloop_abi::control::{FakeGuest, GuestSide};
-    use vmloop_abi::message::Address;
+    use vmloop_abi::message::PeerInterface;
     use vmloop_abi::shm;
 
     use super::*;
@@ -186,17 +186,19 @@ mod tests {
 
     fn entry(id: u64) -> DirectoryEntry {
         DirectoryEntry {
-            id,
-            epoch: 1,
+            peer: Arc::new(PeerInterface {
+                id,
+                epoch: 1,
+                mac: [2, 0, 0, 0, (id >> 8) as u8, id as u8],
+                name: "x".into(),
+                ips: Box::default(),
+            }),
             tag: 0,
             tagged: false,
             keep: false,
             gateway: None,
             local_mac: [1; 6],
-            mac: [2, 0, 0, 0, (id >> 8) as u8, id as u8],
             mtu: 1500,
-            name: "x".into(),
-            ips: Arc::<[Address]>::default(),
         }
     }
 

@@ -288,7 +288,10 @@ pub fn directory(entries: &[DirectoryEntry], lines: &mut Lines) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use proptest::prelude::*;
+    use vmloop_abi::message::PeerInterface;
 
     use super::*;
 
@@ -350,21 +353,20 @@ mod tests {
     #[test]
     fn a_directory_as_lines() {
         let entry = |id, last| DirectoryEntry {
-            id,
-            epoch: 1,
+            peer: Arc::new(PeerInterface {
+                id,
+                epoch: 1,
+                mac: [2, 0, 0, 0, 0, last],
+                name: "g 2".into(),
+                ips: [Address { mac: [0; 6], ip: IpAddr::from([10, 0, 0, last]), prefix: 24 }]
+                    .into(),
+            }),
             tag: 3,
             tagged: true,
             keep: false,
             gateway: None,
             local_mac: [2, 0, 0, 0, 0, 1],
-            mac: [2, 0, 0, 0, 0, last],
             mtu: 1500,
-            name: "g 2".into(),
-            ips: std::sync::Arc::new([Address {
-                mac: [0; 6],
-                ip: IpAddr::from([10, 0, 0, last]),
-                prefix: 24,
-            }]),
         };
         let mut all = Lines::new();
         directory(&[entry(5, 2), entry(5, 3), entry(6, 4)], &mut all);
