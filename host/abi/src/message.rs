@@ -300,6 +300,7 @@ pub struct DirectoryEntry {
     pub mtu: u16,
 }
 
+/// An entry has all that its peer's interface has: who reads it need not know what is shared.
 impl Deref for DirectoryEntry {
     type Target = PeerInterface;
 

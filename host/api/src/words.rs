@@ -5,7 +5,7 @@
 //! one that an older agent does not say, is read as `unknown`.
 
 use serde::{Deserialize, Serialize};
-use strum::{Display, EnumIter};
+use strum::{Display, IntoStaticStr};
 
 /// Makes enumerations of words, whose text is the same for people and in JSON.
 macro_rules! words {
@@ -13,8 +13,9 @@ macro_rules! words {
         $(#[$about])*
         #[derive(
             Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, Display,
-            EnumIter,
+            IntoStaticStr,
         )]
+        #[cfg_attr(test, derive(strum::EnumIter))]
         #[serde(rename_all = "kebab-case")]
         #[strum(serialize_all = "kebab-case")]
         pub enum $name {
@@ -210,7 +211,7 @@ words! {
         ChannelStuck,
         /// a channel is gone
         ChannelClosed,
-        /// channels of two guests broke again and again
+        /// a channel of two guests broke: when they may have another one
         PairBroken,
         /// the policy was read
         PolicyLoaded,
@@ -226,7 +227,8 @@ mod tests {
 
     use super::*;
 
-    fn reads_as_it_is_shown<T>()
+    /// All words of a type are these and `unknown`, for people, as JSON, and read again.
+    fn are<T>(words: &str)
     where
         T: IntoEnumIterator
             + Serialize
@@ -235,6 +237,8 @@ mod tests {
             + PartialEq
             + std::fmt::Debug,
     {
+        let shown: Vec<_> = T::iter().map(|word| word.to_string()).collect();
+        assert_eq!(shown.join(" "), format!("{words} unknown"));
         for word in T::iter() {
             let text = serde_json::to_string(&word).expect("JSON");
             assert_eq!(text, format!("\"{word}\""));
@@ -243,17 +247,30 @@ mod tests {
     }
 
     #[test]
-    fn words_are_the_same_everywhere() {
-        reads_as_it_is_shown::<Hypervisor>();
-        reads_as_it_is_shown::<PolicyState>();
-        reads_as_it_is_shown::<GuestState>();
-        reads_as_it_is_shown::<ChannelState>();
-        reads_as_it_is_shown::<EndState>();
-        reads_as_it_is_shown::<FilterKind>();
-        reads_as_it_is_shown::<ReasonCode>();
-        reads_as_it_is_shown::<EventKind>();
-        assert_eq!(FilterKind::Ip6tablesLegacy.to_string(), "ip6tables-legacy");
-        assert_eq!(PolicyState::LastGood.to_string(), "last-good");
+    fn words_that_programs_rely_on() {
+        are::<Hypervisor>("qemu xen");
+        are::<PolicyState>("file none last-good denied");
+        are::<GuestState>(
+            "attaching attached ready leaving detaching detached preparing prepared migrating \
+             departed returning arriving",
+        );
+        are::<ChannelState>("none plugging open up closing stuck revoked");
+        are::<EndState>("none up idle closed broken");
+        are::<FilterKind>(
+            "xdp classifier qdisc locked nftables iptables-legacy ip6tables-legacy \
+             ebtables-legacy rule unreadable",
+        );
+        are::<ReasonCode>(
+            "recovering guest policy interface network isolated address filter closing revoked \
+             broken waiting max-channels memory not-asked",
+        );
+        are::<EventKind>(
+            "guest-attached guest-ready guest-away guest-renamed guest-leaving guest-gone \
+             guest-detached guest-preparing guest-prepared guest-migrating guest-departed \
+             guest-arriving guest-returning guest-returned channel-open channel-up \
+             channel-failed channel-broken channel-closing channel-stuck channel-closed \
+             pair-broken policy-loaded policy-refused",
+        );
     }
 
     #[test]

@@ -212,7 +212,8 @@ async fn main(config: Config, hypervisor: Hypervisor) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let version = env!("CARGO_PKG_VERSION");
-    info!(version, %hypervisor, socket = %config.socket.display(), "ready");
+    let hypervisor = <&str>::from(hypervisor);
+    info!(version, hypervisor, socket = %config.socket.display(), "ready");
     // Fails only where nobody wants to know.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     loop {

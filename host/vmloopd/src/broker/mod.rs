@@ -236,7 +236,7 @@ impl Broker {
     }
 
     fn note(&self, event: EventKind, guest: &str, peer: &str, tag: u32, detail: &str) {
-        info!(%event, guest, peer, tag, detail);
+        info!(event = <&str>::from(event), guest, peer, tag, detail);
         // Fails only if nobody listens.
         let _ = self.log.send(api_types::Event {
             time: seconds(SystemTime::now()),

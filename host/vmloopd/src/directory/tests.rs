@@ -331,6 +331,34 @@ fn who_is_told_when_somebody_comes_goes_or_changes() {
 }
 
 #[test]
+fn guests_share_what_they_are_told_alike() {
+    let mut members: Vec<_> = (1..=3).map(|n| member(n, Some(port(1, 0)))).collect();
+    let told = |members: &[Member], of: usize, id: u64| {
+        let entries = View::new(members, &Policy::default()).directory(of, &no_tag());
+        entries.into_iter().find(|entry| entry.id == id).expect("an entry")
+    };
+    let policy = Policy::default();
+    let view = View::new(&members, &policy);
+    let [one, two] = [0, 1].map(|of| view.directory(of, &no_tag()));
+    let third = |entries: &[DirectoryEntry]| {
+        entries.iter().find(|entry| entry.id == 3).expect("the third").peer.clone()
+    };
+    assert!(Arc::ptr_eq(&third(&one), &third(&two)));
+    // There may be a hundred thousand.
+    assert!(size_of::<DirectoryEntry>() <= 32);
+
+    // What it is called, which life it is, and its address are told when they change.
+    let before = told(&members, 0, 3);
+    members[2].name = "other".into();
+    assert_eq!(&*told(&members, 0, 3).name, "other");
+    members[2].epoch = 9;
+    members[2].nics[0].0[5] = 77;
+    let after = told(&members, 0, 3);
+    assert_eq!((after.epoch, after.mac[5]), (9, 77));
+    assert_ne!(before, after);
+}
+
+#[test]
 fn what_stays_is_shared() {
     let mut members: Vec<_> = (1..=2).map(|n| member(n, Some(port(1, 0)))).collect();
     let policy = Policy::default();
@@ -340,6 +368,8 @@ fn what_stays_is_shared() {
     members[1].name = "g2".into();
     let second = Index::new(&members, &policy, None, Some((&old, &first)));
     let bridged = |index: &Index, at: usize| index.told[at][0].bridged.clone();
+    let routed = |index: &Index, at: usize| index.told[at][0].routed.clone();
+    assert!(Arc::ptr_eq(&routed(&first, 1), &routed(&second, 1)));
     assert!(Arc::ptr_eq(&bridged(&first, 1), &bridged(&second, 1)));
     assert_eq!((bridged(&first, 0).ips.len(), bridged(&second, 0).ips.len()), (1, 2));
 }
