@@ -6,8 +6,8 @@
  *
  *	storm SECONDS DOMAIN OWN-MAC OTHER-DOMAIN OTHER-MAC
  *
- * DOMAIN is its own, OTHER-DOMAIN another guest's. Prints "written N refused M": writes,
- * and how many of them XenStore did not take. Status 0 if there was any.
+ * DOMAIN is its own, OTHER-DOMAIN another guest's. Prints "asked N refused M": requests,
+ * and how many of them XenStore did not take. Status 0 if it took any.
  *
  * Nodes that it has at once are fewer than a domain may have (1,000).
  */
@@ -28,7 +28,7 @@ struct wire {
 #define XS_MOST		4096	/* bytes behind it */
 
 static int store;
-static uint64_t written, refused;
+static uint64_t asked, refused;
 
 static void get(void *to, size_t size)
 {
@@ -61,7 +61,7 @@ static void ask(uint32_t type, const char *node, const char *value)
 	if (wire.size > XS_MOST)
 		fail("an answer of %" PRIu32 " bytes", wire.size);
 	get(answer, wire.size);
-	written++;
+	asked++;
 	refused += wire.type == XS_ERROR;
 }
 
@@ -149,6 +149,6 @@ int main(int argc, char **argv)
 				ask(XS_RM, "want", "");
 		}
 	}
-	printf("written %" PRIu64 " refused %" PRIu64 "\n", written, refused);
-	return !written;
+	printf("asked %" PRIu64 " refused %" PRIu64 "\n", asked, refused);
+	return asked == refused;
 }
