@@ -79,6 +79,7 @@ int vmloop_area_init(struct vmloop_area *area, u8 *node, u32 pages, u32 aside_mo
 	*area = (struct vmloop_area){
 		.node = node,
 		.order = order,
+		.left = pages,
 		.aside_most = aside_most,
 	};
 	for (n = 0; n < 1U << order; n++)
@@ -122,6 +123,7 @@ int vmloop_area_take(struct vmloop_area *area, u32 size, u32 *offset)
 			node++;
 	}
 	area->node[node] = TAKEN;
+	area->left -= 1U << order;
 	*offset = ((node << order) - (1U << area->order)) * VMLOOP_SHM_PAGE;
 	update_above(area, node, order);
 	return 0;
@@ -180,7 +182,19 @@ int vmloop_area_give(struct vmloop_area *area, u32 offset)
 		return -EINVAL;
 	if (area->node[node] == ASIDE)
 		area->aside -= 1U << order;
+	area->left += 1U << order;
 	area->node[node] = order + 1;
 	update_above(area, node, order);
 	return 0;
+}
+
+/**
+ * vmloop_area_largest() - the largest block that can be taken
+ * @area: where from
+ *
+ * Return: its pages, a power of two; 0 if none is free.
+ */
+u32 vmloop_area_largest(const struct vmloop_area *area)
+{
+	return largest(area, 1) ? 1U << (largest(area, 1) - 1) : 0;
 }

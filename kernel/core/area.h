@@ -27,12 +27,14 @@
  * @node: the tree, its root at 1, the two below n at 2n and 2n + 1
  * @order: of the root: it stands for 1 << @order pages, some of which there may
  *	not be
+ * @left: pages that are free
  * @aside: pages set aside
  * @aside_most: nothing is given out while more are
  */
 struct vmloop_area {
 	u8 *node;
 	u32 order;
+	u32 left;
 	u32 aside;
 	u32 aside_most;
 };
@@ -46,5 +48,6 @@ int vmloop_area_init(struct vmloop_area *area, u8 *node, u32 pages, u32 aside_mo
 int vmloop_area_take(struct vmloop_area *area, u32 size, u32 *offset);
 int vmloop_area_set_aside(struct vmloop_area *area, u32 offset);
 int vmloop_area_give(struct vmloop_area *area, u32 offset);
+u32 vmloop_area_largest(const struct vmloop_area *area);
 
 #endif /* VMLOOP_AREA_H */

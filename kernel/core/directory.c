@@ -357,7 +357,7 @@ EXPORT_SYMBOL_GPL(vmloop_peer_id);
  *
  * Asks for a channel unless that was done already. Cheap when it was.
  *
- * Context: any but hard interrupt; rcu_read_lock() held.
+ * Context: any but hard interrupt; rcu_read_lock() or the core mutex held.
  */
 void vmloop_peer_want(struct vmloop_peer *peer)
 {
@@ -366,6 +366,24 @@ void vmloop_peer_want(struct vmloop_peer *peer)
 	vmloop_peer_request_in(peer, 0);
 }
 EXPORT_SYMBOL_GPL(vmloop_peer_want);
+
+/**
+ * vmloop_channel_want() - there is something for a peer other than a frame, and no channel
+ * @id: the peer's identity
+ *
+ * As vmloop_peer_want(). Context: process context, takes the core mutex.
+ */
+void vmloop_channel_want(u64 id)
+{
+	struct vmloop_peer *peer;
+
+	mutex_lock(&vmloop_mutex);
+	list_for_each_entry(peer, &vmloop_peers, list)
+		if (peer->id == id)
+			vmloop_peer_want(peer);
+	mutex_unlock(&vmloop_mutex);
+}
+EXPORT_SYMBOL_GPL(vmloop_channel_want);
 
 /**
  * vmloop_peer_want_first() - there will be frames for a peer that may be new

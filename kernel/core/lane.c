@@ -381,6 +381,22 @@ u32 vmloop_channel_ring_max(const struct vmloop_channel *channel)
 EXPORT_SYMBOL_GPL(vmloop_channel_ring_max);
 
 /**
+ * vmloop_channel_free() - how much of our data no lane has
+ * @channel: the channel, with a table of lanes
+ * @largest: set to the largest ring of that, in bytes
+ *
+ * Context: core mutex held.
+ * Return: bytes.
+ */
+u32 vmloop_channel_free(const struct vmloop_channel *channel, u32 *largest)
+{
+	lockdep_assert_held(&vmloop_mutex);
+	*largest = vmloop_area_largest(&channel->area) * VMLOOP_SHM_PAGE;
+	return channel->area.left * VMLOOP_SHM_PAGE;
+}
+EXPORT_SYMBOL_GPL(vmloop_channel_free);
+
+/**
  * vmloop_channel_lane() - open a lane
  * @channel: a channel that begins or is up; core mutex held
  * @path: whose lane

@@ -375,6 +375,7 @@ struct vmloop_lane *vmloop_channel_lane(struct vmloop_channel *channel,
 					const struct vmloop_path *path,
 					const struct vmloop_lane_ask *ask);
 u32 vmloop_channel_ring_max(const struct vmloop_channel *channel);
+u32 vmloop_channel_free(const struct vmloop_channel *channel, u32 *largest);
 struct vmloop_lane *vmloop_channel_slot(const struct vmloop_channel *channel,
 					const struct vmloop_path *path,
 					u32 slot);
@@ -401,6 +402,7 @@ bool vmloop_lane_stalled(const struct vmloop_lane *lane);
 u64 vmloop_peer_id(const struct vmloop_peer *peer);
 void vmloop_peer_want(struct vmloop_peer *peer);
 void vmloop_peer_want_first(struct vmloop_peer *peer);
+void vmloop_channel_want(u64 id);
 
 /* Watching --------------------------------------------------------------- */
 

@@ -32,6 +32,16 @@ static void set_up(u32 count, u32 aside_most)
 	tap_note("%u pages", count);
 }
 
+/* How many pages nobody has. */
+static u32 free_pages(void)
+{
+	u32 count = 0;
+
+	for (u32 n = 0; n < pages; n++)
+		count += !owner[n];
+	return count;
+}
+
 /* Whether so many pages in a row are free, where such a block may begin. */
 static bool is_there(u32 count)
 {
@@ -44,6 +54,17 @@ static bool is_there(u32 count)
 			return true;
 	}
 	return false;
+}
+
+/* What the allocator says is left, and the largest block of it. */
+static void check_left(void)
+{
+	u32 count = 1U << 31;
+
+	while (count && (count > pages || !is_there(count)))
+		count /= 2;
+	CHECK(area.left == free_pages());
+	CHECK(vmloop_area_largest(&area) == count);
 }
 
 /* Takes a block of so many pages, and checks that it is one. */
@@ -63,6 +84,7 @@ static bool take(u32 number, u32 count)
 		CHECK(!owner[offset / PAGE + n]);
 		owner[offset / PAGE + n] = number;
 	}
+	check_left();
 	blocks[number].offset = offset;
 	blocks[number].pages = count;
 	return true;
@@ -75,6 +97,7 @@ static void give(u32 number)
 	CHECK(vmloop_area_give(&area, offset) == 0);
 	for (u32 n = 0; n < blocks[number].pages; n++)
 		owner[offset / PAGE + n] = 0;
+	check_left();
 	memset(&blocks[number], 0, sizeof(blocks[number]));
 }
 

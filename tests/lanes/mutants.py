@@ -193,6 +193,11 @@ AREA = [
     Mutant("take: from the largest", "right < left))", "right > left))"),
     Mutant("take: too small a left", "if (left <= order || ", "if (left < order || "),
     Mutant("take: too small a right", "right > order &&", "right >= order &&"),
+    Mutant("largest: twice as much", "1U << (largest(area, 1) - 1)", "1U << largest(area, 1)"),
+    Mutant("largest: one of nothing", "return largest(area, 1) ? 1U", "return true ? 1U"),
+    Mutant("take: not counted", "\tarea->left -= 1U << order;\n", ""),
+    Mutant("give: not counted", "\tarea->left += 1U << order;\n", ""),
+    Mutant("init: nothing is free", "\t\t.left = pages,\n", ""),
     Mutant("take: not marked", "\tarea->node[node] = TAKEN;\n", ""),
     Mutant("take: not told above", "* VMLOOP_SHM_PAGE;\n\tupdate_above(area, node, order);\n", "* VMLOOP_SHM_PAGE;\n"),
     Mutant(

@@ -28,3 +28,33 @@ def test_counters_have_one_order():
     assert counted == specified
     assert command == specified
     assert [name.replace("_", "-") for name in tool] == specified
+
+
+def test_words_of_streams_have_one_order():
+    """What vmloop_tcp says of a connection: specification, module and command number alike."""
+    path = "docs/netlink/vmloop_tcp.yaml"
+    lists = {
+        ("name: state\n", "    name: why"): (
+            "STATES: [&str;",
+            "kernel/paths/tcp/list.c",
+            "\tSTATE_TCP,",
+            "};",
+            "STATE_",
+        ),
+        ("name: why\n", "attribute-sets:"): (
+            "WHY: [&str;",
+            "kernel/paths/tcp/stream.h",
+            "enum stream_why {",
+            "STREAM_WHY_NONE",
+            "STREAM_WHY_",
+        ),
+    }
+    for (begin, end), (command, source, first, last, prefix) in lists.items():
+        specified = re.findall(r"- name: ([a-z-]+)\n", between(path, begin, end))
+        words = re.findall(rf"\b{prefix}(\w+),", first + between(source, first, last))
+        assert [word.lower().replace("_", "-") for word in words] == specified
+        assert re.findall(r'"([a-z-]+)"', between("host/vmloop/src/guest/streams.rs", command, "];")) == specified
+        assert len(specified) > 4
+    attributes = re.findall(r"\{name: ([a-z-]+), type", between(path, "name: stream\n", "operations:"))
+    numbered = re.findall(r"^\tSTREAM_(\w+),", between("kernel/paths/tcp/list.c", "\tSTREAM_UNSPEC,\n", "};"), re.M)
+    assert [word.lower().replace("_", "-") for word in numbered] == attributes

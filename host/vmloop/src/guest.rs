@@ -2,7 +2,9 @@
 //! In a guest: what the kernel modules say.
 
 mod explain;
+mod genl;
 mod netlink;
+mod streams;
 
 use std::io::{self, Write};
 
@@ -91,8 +93,26 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         | Command::Policy { .. } => {
             anyhow::bail!("this is for hosts, and this is a guest\n  if it is a host too: --host")
         }
+        Command::Streams { json } => streams(*json),
         Command::Gen { directory } => crate::generate::run(directory),
     }
+}
+
+/// Shows connections of this network namespace; the directory, which has the peers' names, is
+/// asked for only in the first one.
+///
+/// # Errors
+/// What failed, and what to do.
+pub fn streams(json: bool) -> anyhow::Result<()> {
+    let peers = match Modules::open().context("generic netlink")? {
+        Some(mut modules) => modules.peers()?,
+        None => Vec::new(),
+    };
+    let streams = streams::list(&peers)?.context(
+        "the stream path is not loaded\n  load it in both guests with: modprobe vmloop_tcp",
+    )?;
+    let out = &mut io::stdout().lock();
+    if json { print_json(out, &streams) } else { Ok(streams::show(out, &streams)?) }
 }
 
 /// This guest, and why frames for its peers take the standard network.

@@ -173,6 +173,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             show_explained(out, &explained)?;
             Ok(())
         }
+        Command::Streams { .. } => {
+            anyhow::bail!("this is for guests: the agent does not see which connections have lanes")
+        }
         Command::Off | Command::On => {
             anyhow::bail!(
                 "this is for guests\n  on a host: vmloop detach GUEST, vmloop attach, or a policy"

@@ -67,6 +67,7 @@ fn host_only(command: &Command) -> bool {
 fn run(options: &Options) -> anyhow::Result<()> {
     match &options.command {
         Command::Gen { directory } => return generate::run(directory),
+        Command::Streams { json } if !options.host => return guest::streams(*json),
         Command::Policy { command: options::Policy::Check { file } } => {
             return host::check_policy(file);
         }

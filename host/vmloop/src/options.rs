@@ -100,6 +100,13 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// List the TCP connections to peers that the stream path has taken over: what
+    /// carries each, why TCP does where it does, and which program has it (guest)
+    Streams {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Say how the channel to a peer stands, why frames for it take the standard
     /// network, and what to do about it (guest); say why two guests have a channel or
     /// have none: policy, network, a filter of the host's, bounds (host)

@@ -214,13 +214,17 @@ static bool call_is_readable(struct sock *sk)
 	return readable;
 }
 
+/* Whether a program that polls can write; if not, it is told of a quarter of the ring. */
 static bool has_room(struct stream *stream)
 {
+	struct vmloop_lane *lane;
 	bool room;
 
 	spin_lock_bh(&stream->lane_lock);
-	room = stream->lane && stream_has_room(stream->lane);
-	if (stream->lane && !room)
+	lane = stream->lane;
+	room = lane && (stream->wants_room ? stream_has_room(lane) :
+					     stream_has_little_room(lane));
+	if (lane && !room)
 		room = stream_want_room(stream);
 	spin_unlock_bh(&stream->lane_lock);
 	return room;

@@ -69,16 +69,21 @@ int stream_lane_open(struct vmloop_lane *lane)
 	stream_hold(stream);
 	vmloop_lane_get(lane);
 	stream->down = false;
-	stream->sent = 0;
+	spin_lock_bh(&stream->lane_lock);
+	stream->sent_before += stream->sent;
+	stream->got_before += stream->got;
+	WRITE_ONCE(stream->sent, 0);
+	WRITE_ONCE(stream->got, 0);
+	spin_unlock_bh(&stream->lane_lock);
 	stream->unsent_from = 0;
 	stream->unsent_size = 0;
 	stream->unsent_at = 0;
 	stream->closed = false;
-	stream->got = 0;
 	stream->kept_bytes = 0;
 	stream->room = STREAM_ROOM;
 	stream->up = false;
 	stream->ended = false;
+	stream->why_ended = STREAM_WHY_PEER;
 	stream->carried = false;
 	stream->spoilt = false;
 	stream->returned = 0;
@@ -102,6 +107,7 @@ void stream_lane_up(struct vmloop_lane *lane)
 	stream->wants_bytes = false;
 	stream->wants_room = false;
 	stream->turns = 0;
+	stream->lanes++;
 	stream->lane = lane;
 	spin_unlock_bh(&stream->lane_lock);
 	/* Pairs with the acquire of the work: the rings are there. */
@@ -226,6 +232,12 @@ void stream_lane_ended(struct vmloop_lane *lane, u32 reason)
 {
 	struct stream *stream = lane->priv;
 
+	if (!stream->up) {
+		WRITE_ONCE(stream->why_ended, stream_why_ended(reason));
+		/* The work may have let go of it by now. */
+		if (READ_ONCE(stream->held) != lane)
+			WRITE_ONCE(stream->why, stream->why_ended);
+	}
 	if (READ_ONCE(stream->held) == lane && !stream->ended) {
 		stream->carried = stream->heard && was_heard(stream, lane);
 		/* If we have heard it, it may have heard us, and we not know. */

@@ -118,10 +118,17 @@ static int __init stream_init(void)
 	err = stream_take_init();
 	if (err)
 		goto err_take;
+	/* The last that can fail: from here on somebody may be told. */
+	err = stream_list_init();
+	if (err)
+		goto err_list;
 	queue_delayed_work(stream_workqueue, &idle, STREAM_IDLE_LOOK);
 	set_ready(true);
 	return 0;
 
+err_list:
+	stream_take_exit();
+	goto err_path;
 err_take:
 	vmloop_path_unregister(&stream_path);
 err_path:
@@ -134,6 +141,7 @@ err_table:
 static void __exit stream_exit(void)
 {
 	set_ready(false);
+	stream_list_exit();
 	cancel_delayed_work_sync(&idle);
 	stream_take_exit();
 	stream_table_exit();

@@ -22,12 +22,32 @@
 #include "stream.h"
 #include "compat.h"
 
-/* After a refusal so many times as much must go by TCP before the next try. */
-#define AGAIN	4
+/*
+ * After a refusal so many times as much must go by TCP before the next try, at most so many
+ * times in all; less for want of room, which there is when others are idle.
+ */
+#define AGAIN		4
 #define AGAIN_MAX	4096
+#define AGAIN_ROOM_MAX	64
+
+/*
+ * In jiffies, so long from one try to the next, at first and at most: without a channel;
+ * and where the peer has opened a lane by which nothing came.
+ */
+#define WITHOUT_CHANNEL		((unsigned long)HZ)
+#define WITHOUT_CHANNEL_MAX	(64UL * HZ)
+#define FOR_NOTHING		((unsigned long)HZ / 20)
+#define FOR_NOTHING_MAX		((unsigned long)HZ)
 
 /* A ring of the peer's is no larger than this. */
 #define RING_MOST	(4U << 20)
+
+/*
+ * A new ring takes no more than that part of the memory that is free, so that the more lanes
+ * there are the smaller new ones become; but not so small that TCP would be faster.
+ */
+#define RING_PART	4
+#define RING_LEAST	(64U << 10)
 
 static bool peer_behind(const struct sock *sk, const struct dst_entry *dst,
 			u64 *peer)
@@ -83,6 +103,13 @@ bool stream_peer_of(const struct sock *sk, u64 *peer)
 	return found;
 }
 
+/* Whether no lane is to be had, whatever has gone by TCP meanwhile. */
+static bool is_paused(const struct stream *stream)
+{
+	return READ_ONCE(stream->pause) &&
+	       time_before(jiffies, READ_ONCE(stream->not_before));
+}
+
 /**
  * stream_moved() - bytes went by TCP: a lane may be worth it now
  * @stream: the stream
@@ -98,6 +125,8 @@ void stream_moved(struct stream *stream, int bytes)
 	if (!stream->active || !test_bit(STREAM_OURS, &stream->flags) ||
 	    test_bit(STREAM_STAYS, &stream->flags) ||
 	    test_bit(STREAM_WANTED, &stream->flags))
+		return;
+	if (is_paused(stream))
 		return;
 	again = READ_ONCE(stream->again);
 	if (atomic64_add_return(bytes, &stream->moved) <
@@ -124,6 +153,16 @@ static void say(const struct stream *stream, struct stream_say *say)
 	};
 }
 
+static u32 ring_size(const struct vmloop_channel *channel)
+{
+	u32 largest, part = vmloop_channel_free(channel, &largest) / RING_PART;
+	u32 size = stream_ring_size;
+
+	while (size > RING_LEAST && size > min(part, largest))
+		size /= 2;
+	return size;
+}
+
 struct opening {
 	struct stream *stream;
 	struct vmloop_lane *lane;
@@ -133,7 +172,7 @@ static void open_in(struct vmloop_channel *channel, void *data)
 {
 	struct opening *opening = data;
 	struct vmloop_lane_ask ask = {
-		.ring_size = stream_ring_size,
+		.ring_size = ring_size(channel),
 		.priv = opening->stream,
 	};
 	struct stream_say said;
@@ -143,51 +182,130 @@ static void open_in(struct vmloop_channel *channel, void *data)
 	opening->lane = vmloop_channel_lane(channel, &stream_path, &ask);
 }
 
-/**
- * stream_not_now() - a lane is not to be had: asked for again when more has gone by TCP
- * @stream: the stream
- * @refused: later than the last time
- */
-void stream_not_now(struct stream *stream, bool refused)
+/* No lane for a while, four times as long each further time. */
+static void make_pause(struct stream *stream, unsigned long first,
+		       unsigned long most)
 {
-	atomic64_set(&stream->moved, 0);
-	atomic64_set(&stream->calls, 0);
-	WRITE_ONCE(stream->again, refused ? min(stream->again * AGAIN,
-						AGAIN_MAX) : 1);
+	unsigned long pause = clamp(stream->pause * AGAIN, first, most);
+
+	WRITE_ONCE(stream->not_before, jiffies + pause);
+	WRITE_ONCE(stream->pause, pause);
+}
+
+/**
+ * stream_for_nothing() - a lane that the peer had opened has ended, and nothing came by it
+ * @stream: the stream
+ *
+ * A peer does not open one after the other: the end of each costs a grace period.
+ */
+void stream_for_nothing(struct stream *stream)
+{
+	make_pause(stream, FOR_NOTHING, FOR_NOTHING_MAX);
+	clear_bit(STREAM_WANTED, &stream->flags);
+}
+
+/**
+ * stream_not_now() - a lane is not to be had: asked for again later
+ * @stream: the stream
+ * @why: why not. STREAM_WHY_YOUNG: it has had one, and is worth the next as the first.
+ *	STREAM_WHY_CHANNEL: time decides, 1 s at first and 64 s at last, since a channel
+ *	may come. Others: when more has gone by TCP than the last time.
+ */
+void stream_not_now(struct stream *stream, enum stream_why why)
+{
+	unsigned int most = why == STREAM_WHY_ROOM ? AGAIN_ROOM_MAX : AGAIN_MAX;
+
+	if (why == STREAM_WHY_CHANNEL) {
+		make_pause(stream, WITHOUT_CHANNEL, WITHOUT_CHANNEL_MAX);
+	} else {
+		WRITE_ONCE(stream->pause, 0);
+		atomic64_set(&stream->moved, 0);
+		atomic64_set(&stream->calls, 0);
+		WRITE_ONCE(stream->again, why == STREAM_WHY_YOUNG ? 1 :
+					  min(stream->again * AGAIN, most));
+	}
+	WRITE_ONCE(stream->why, why);
 	clear_bit(STREAM_WANTED, &stream->flags);
 }
 
 /*
- * Whether a connection can have a lane now. Before accept() it has no socket; with
- * other ops somebody reads beside us; and what else a program asked TCP for, a lane
- * does not carry. What a lane leaves unread is put into the receive queue: a peer must not
- * fill that by one lane after the other.
+ * Why a connection cannot have a lane now; STREAM_WHY_NONE if it can. Before accept() it
+ * has no socket; with other ops somebody reads beside us; and what else a program asked
+ * TCP for, a lane does not carry. What a lane leaves unread is put into the receive queue: a
+ * peer must not fill that by one lane after the other. The caller has the socket's spinlock.
  */
-static bool may_leave(struct stream *stream)
+static enum stream_why why_not(const struct stream *stream)
+{
+	const struct sock *sk = stream->sk;
+	const struct socket *sock = sk->sk_socket;
+
+	if (test_bit(STREAM_STAYS, &stream->flags) ||
+	    test_bit(STREAM_DEAD, &stream->flags) ||
+	    sk->sk_state != TCP_ESTABLISHED || sk->sk_shutdown)
+		return STREAM_WHY_STAYS;
+	if (sock_owned_by_user(sk) || !sock ||
+	    sock->ops != stream_ops[stream->family] || READ_ONCE(stream->held))
+		return STREAM_WHY_BUSY;
+	if (!stream->active && is_paused(stream))
+		return STREAM_WHY_BUSY;
+	if (sk->sk_peek_off >= 0 || stream_is_in_use(sk) ||
+	    sock_flag(sk, SOCK_RCVTSTAMP) || sk->sk_tsflags ||
+	    tcp_sk(sk)->recvmsg_inq)
+		return STREAM_WHY_OPTION;
+	if (READ_ONCE(stream->rcvbuf_set) ||
+	    atomic_read(&sk->sk_rmem_alloc) > READ_ONCE(sk->sk_rcvbuf))
+		return STREAM_WHY_UNREAD;
+	return STREAM_WHY_NONE;
+}
+
+static enum stream_why may_not_leave(struct stream *stream)
 {
 	struct sock *sk = stream->sk;
-	const struct socket *sock;
-	bool may;
+	enum stream_why why;
 
 	/* By a peer's wish under the core mutex: TCP may hold the lock over a fault. */
 	local_bh_disable();
 	bh_lock_sock(sk);
 	if (!sock_owned_by_user(sk) && !READ_ONCE(stream->held))
 		stream_lower_rcvbuf(stream);
-	sock = sk->sk_socket;
-	may = !sock_owned_by_user(sk) && sock &&
-	      sock->ops == stream_ops[stream->family] &&
-	      !test_bit(STREAM_STAYS, &stream->flags) &&
-	      !test_bit(STREAM_DEAD, &stream->flags) &&
-	      !READ_ONCE(stream->held) && sk->sk_state == TCP_ESTABLISHED &&
-	      !sk->sk_shutdown && sk->sk_peek_off < 0 &&
-	      !stream_is_in_use(sk) && !sock_flag(sk, SOCK_RCVTSTAMP) &&
-	      !READ_ONCE(stream->rcvbuf_set) &&
-	      atomic_read(&sk->sk_rmem_alloc) <= READ_ONCE(sk->sk_rcvbuf) &&
-	      !sk->sk_tsflags && !tcp_sk(sk)->recvmsg_inq;
+	why = why_not(stream);
 	bh_unlock_sock(sk);
 	local_bh_enable();
-	return may;
+	return why;
+}
+
+/* What it means that no lane could be opened. */
+static enum stream_why why_failed(int err)
+{
+	switch (err) {
+	case 0:
+		return STREAM_WHY_NONE;
+	case -ENOTCONN:
+		return STREAM_WHY_CHANNEL;
+	case -ENOSPC:
+	case -ENOMEM:
+		return STREAM_WHY_ROOM;
+	case -EOPNOTSUPP:
+		return STREAM_WHY_PEER;	/* its modules, or the agent, are older */
+	default:
+		return STREAM_WHY_BUSY;
+	}
+}
+
+/**
+ * stream_why_ended() - what it means that a lane of ours ended before it was up
+ * @reason: as of lane_ended()
+ */
+enum stream_why stream_why_ended(u32 reason)
+{
+	switch (reason) {
+	case VMLOOP_REASON_NONE:
+		return STREAM_WHY_CHANNEL;
+	case VMLOOP_REASON_ROOM:
+		return STREAM_WHY_ROOM;
+	default:
+		return STREAM_WHY_PEER;
+	}
 }
 
 /**
@@ -199,15 +317,20 @@ static bool may_leave(struct stream *stream)
 void stream_open_lane(struct stream *stream)
 {
 	struct opening opening = { .stream = stream };
+	enum stream_why why = may_not_leave(stream);
+	int err;
 
-	if (!may_leave(stream)) {
-		stream_not_now(stream, true);
-		return;
+	if (why == STREAM_WHY_NONE) {
+		stream->nonce = get_random_u64();
+		err = vmloop_channel_do(stream->peer, open_in, &opening);
+		if (err == -ENOTCONN)
+			vmloop_channel_want(stream->peer);
+		else if (!err && IS_ERR(opening.lane))
+			err = PTR_ERR(opening.lane);
+		why = why_failed(err);
 	}
-	stream->nonce = get_random_u64();
-	if (vmloop_channel_do(stream->peer, open_in, &opening) ||
-	    IS_ERR(opening.lane))
-		stream_not_now(stream, true);
+	if (why != STREAM_WHY_NONE)
+		stream_not_now(stream, why);
 }
 
 /* The connection that a peer's lane is for, held; NULL if there is none. */
@@ -229,17 +352,22 @@ static struct stream *stream_of(const struct vmloop_lane *lane, u64 *nonce)
 
 static u32 lane_wanted(struct vmloop_lane *lane, struct vmloop_lane_ask *ask)
 {
+	enum stream_why why = STREAM_WHY_PEER;	/* not as of a connection's lane */
 	struct stream *stream;
-	bool may;
 	u64 nonce;
 
 	stream = stream_of(lane, &nonce);
 	if (!stream)
 		return VMLOOP_REASON_PATH;
-	may = !stream->active && lane->rx.size <= RING_MOST && may_leave(stream);
+	if (!stream->active && lane->rx.size <= RING_MOST) {
+		why = may_not_leave(stream);
+		if (why != STREAM_WHY_NONE)
+			WRITE_ONCE(stream->why, why);
+	}
 	stream_put(stream);
-	ask->ring_size = stream_ring_size;
-	return may ? VMLOOP_REASON_NONE : VMLOOP_REASON_PATH + 1;
+	ask->ring_size = ring_size(lane->channel);
+	return why == STREAM_WHY_NONE ? VMLOOP_REASON_NONE :
+					VMLOOP_REASON_PATH + 1;
 }
 
 static int lane_open(struct vmloop_lane *lane)

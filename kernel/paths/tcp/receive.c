@@ -130,7 +130,7 @@ static int get(struct stream *stream, struct msghdr *msg, size_t size, int flags
 			vmloop_lane_ring(lane);
 	}
 	if (!peeks && done) {
-		stream->got += done;
+		WRITE_ONCE(stream->got, stream->got + done);
 		stream_count(STREAM_RX_BYTES, done);
 	}
 	if (lane->rx.broken)

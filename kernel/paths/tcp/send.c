@@ -48,7 +48,7 @@ static int put(struct stream *stream, struct msghdr *msg, size_t size, bool ask)
 		if (vmloop_ring_publish(&lane->tx))
 			vmloop_lane_ring(lane);
 	}
-	stream->sent += done;
+	WRITE_ONCE(stream->sent, stream->sent + done);
 	if (lane->tx.broken)
 		vmloop_lane_broken(lane, lane->tx.broken);
 	if (done) {

@@ -38,6 +38,9 @@
 #define STREAM_IDLE_LOOK	HZ
 #define STREAM_IDLE_LOOKS	4
 
+/* Of the table of connections to peers. */
+#define STREAM_BUCKET_BITS	12
+
 /* Ports that can be left out. */
 #define STREAM_LEFT_OUT_MAX	32
 
@@ -75,6 +78,20 @@ enum stream_flag {
 	STREAM_SHUT,		/* the application sends nothing more: a FIN follows */
 	STREAM_GO_BACK,		/* it is to go back to TCP once; it may leave it again */
 	STREAM_DEAD,		/* the socket has been destroyed */
+};
+
+/* Why TCP carries a connection: docs/netlink/vmloop_tcp.yaml has the same numbers. */
+enum stream_why {
+	STREAM_WHY_YOUNG,	/* too little has gone by it */
+	STREAM_WHY_ASKED,	/* a lane is being asked for */
+	STREAM_WHY_STAYS,	/* for good: it ends, or a call is not for lanes */
+	STREAM_WHY_CHANNEL,	/* no channel to the peer is up */
+	STREAM_WHY_ROOM,	/* the channel has no lane or no memory free */
+	STREAM_WHY_PEER,	/* the peer did not want it */
+	STREAM_WHY_BUSY,	/* it was in use at that moment, or is not accepted yet */
+	STREAM_WHY_OPTION,	/* something is set that lanes do not carry */
+	STREAM_WHY_UNREAD,	/* the program is to read what is there first */
+	STREAM_WHY_NONE,	/* nothing says so */
 };
 
 /* What has come: stream_look_out(). */
@@ -153,6 +170,13 @@ struct stream_spin {
  * @lane: the lane whose rings may be touched
  * @held: the same lane until its end; held; of the core mutex
  * @nonce: of the lane
+ * @lanes: how many it has had; under @lane_lock
+ * @sent_before: bytes that went by those before this one; under @lane_lock
+ * @got_before: and that came by them
+ * @why: why it has no lane, enum stream_why
+ * @why_ended: why its lane ended, if that was before it was up
+ * @pause: no lane is asked for before @not_before; for how long, in jiffies; 0: at once
+ * @not_before: in jiffies
  * @seen: of @sent and @got, when it was last asked whether it is idle
  * @idle: how often in a row it was
  * @polled: somebody has asked whether it can be read, and may wait for an edge; under
@@ -184,7 +208,7 @@ struct stream_spin {
  * @heard: the peer has said hello
  * @seq: with @heard: where TCP stops, and the ring begins
  * @closed: the ring is not read any more
- * @got: bytes of the application's that came by the ring, modulo 2^32
+ * @got: bytes of the application's that came by the ring
  * @kept: of those, the ones that the application had not read when the ring went, and
  *	that are not TCP's yet
  * @kept_bytes: how many were kept in the life of the lane
@@ -229,6 +253,13 @@ struct stream {
 	struct vmloop_lane *lane;
 	struct vmloop_lane *held;
 	u64 nonce;
+	u32 lanes;
+	u64 sent_before;
+	u64 got_before;
+	u32 why;
+	u32 why_ended;
+	unsigned long pause;
+	unsigned long not_before;
 	u32 seen;
 	unsigned int idle;
 	bool polled;
@@ -258,7 +289,7 @@ struct stream {
 	bool heard;
 	u32 seq;
 	bool closed;
-	u32 got;
+	u64 got;
 	struct sk_buff_head kept;
 	u32 kept_bytes;
 	long kept_memory;
@@ -337,6 +368,17 @@ static inline bool stream_has_room(const struct vmloop_lane *lane)
 	return stream_untaken(lane) <= lane->tx.size - lane->tx.size / 4;
 }
 
+/*
+ * Enough is free for some small writes: a program that polls between those, and is not
+ * waiting yet, need not wait.
+ */
+static inline bool stream_has_little_room(const struct vmloop_lane *lane)
+{
+	u32 size = lane->tx.size;
+
+	return stream_untaken(lane) <= size - max(size / 16, min(size / 4, 4096U));
+}
+
 /* main.c */
 extern struct workqueue_struct *stream_workqueue;
 extern unsigned int stream_after_bytes;
@@ -355,6 +397,7 @@ struct stream *stream_make(struct sock *sk, unsigned int family, bool active);
 void stream_begin(struct stream *stream);
 void stream_end(struct stream *stream);
 struct stream *stream_find(const struct stream_tuple *tuple, u64 peer);
+struct stream *stream_at(unsigned int bucket, unsigned int index);
 void stream_each(void (*what)(struct stream *stream));
 bool stream_none(void);
 void stream_queue(struct stream *stream, unsigned long delay);
@@ -384,7 +427,9 @@ extern const struct vmloop_path stream_path;
 bool stream_peer_of(const struct sock *sk, u64 *peer);
 void stream_moved(struct stream *stream, int bytes);
 void stream_open_lane(struct stream *stream);
-void stream_not_now(struct stream *stream, bool refused);
+void stream_not_now(struct stream *stream, enum stream_why why);
+void stream_for_nothing(struct stream *stream);
+enum stream_why stream_why_ended(u32 reason);
 
 /* lane.c: callbacks of the core; core mutex held but for the event */
 int stream_lane_open(struct vmloop_lane *lane);
@@ -408,6 +453,10 @@ void stream_look_idle(struct stream *stream);
 void stream_leave(struct stream *stream);
 void stream_go_back(struct stream *stream);
 bool stream_is_plain(struct stream *stream);
+
+/* list.c; process context */
+int stream_list_init(void);
+void stream_list_exit(void);
 
 /* merge.c; the socket locked */
 struct sk_buff *stream_merge_make(unsigned int size);

@@ -207,7 +207,7 @@ void stream_keep(struct stream *stream)
 		atomic_long_add(skb->truesize, &kept_memory);
 	}
 	stream->kept_bytes += at;
-	stream->got += at;
+	WRITE_ONCE(stream->got, stream->got + at);
 	stream_count(STREAM_RX_BYTES, at);
 	if (vmloop_ring_consume_publish(&lane->rx))
 		vmloop_lane_ring(lane);
@@ -426,7 +426,7 @@ static int tell(struct stream *stream)
 		mutex_lock(&stream->rx_ring);
 		stream->returning = (struct stream_return){
 			.nonce = cpu_to_le64(stream->nonce),
-			.got = cpu_to_le32(stream->got),
+			.got = cpu_to_le32((u32)stream->got),
 		};
 		mutex_unlock(&stream->rx_ring);
 	}
@@ -469,6 +469,8 @@ static int hear_answer(struct stream *stream)
 	if (err)
 		return -EAGAIN;
 	stream_lower_rcvbuf(stream);
+	/* What TCP sends again did not go by the lane. */
+	WRITE_ONCE(stream->sent, stream->sent - (stream->unsent_size - got));
 	stream->unsent_at = got;
 	stream->answered = true;
 	return 0;
@@ -569,7 +571,8 @@ void stream_reset(struct stream *stream)
 static void go_on(struct stream *stream)
 {
 	struct vmloop_lane *lane = stream->held;
-	bool refused = !stream->up;
+	enum stream_why why = stream->up ? STREAM_WHY_YOUNG :
+					    READ_ONCE(stream->why_ended);
 
 	mutex_lock(&stream->rx_ring);
 	/* Of a peer that has sent what it must not, or of a connection that has ended. */
@@ -589,7 +592,10 @@ static void go_on(struct stream *stream)
 		stream_count(STREAM_BACK, 1);
 	WRITE_ONCE(stream->held, NULL);
 	vmloop_lane_put(lane);
-	stream_not_now(stream, refused);
+	if (!stream->active && !stream->carried)
+		stream_for_nothing(stream);
+	else
+		stream_not_now(stream, why);
 	wake(stream);
 }
 

@@ -16,7 +16,7 @@
 #include "stream.h"
 
 /* Connections to peers: found when a peer opens a lane for one. */
-static DEFINE_HASHTABLE(tuples, 12);
+static DEFINE_HASHTABLE(tuples, STREAM_BUCKET_BITS);
 static DEFINE_SPINLOCK(table_lock);
 static u32 seed;
 
@@ -177,6 +177,39 @@ struct stream *stream_find(const struct stream_tuple *tuple, u64 peer)
 }
 
 /**
+ * stream_at() - the connections to peers, one after the other
+ * @bucket: of the table, less than 1 << STREAM_BUCKET_BITS
+ * @index: in the bucket
+ *
+ * Where one comes or goes meanwhile, another of its bucket may have another index.
+ *
+ * Return: the stream, held; NULL behind the bucket's last one.
+ */
+struct stream *stream_at(unsigned int bucket, unsigned int index)
+{
+	struct stream *stream, *found = NULL;
+
+	spin_lock_bh(&table_lock);
+	hlist_for_each_entry(stream, &tuples[bucket], by_tuple) {
+		if (index--)
+			continue;
+		/* It is in the table, and so has the table's reference. */
+		stream_hold(stream);
+		found = stream;
+		break;
+	}
+	spin_unlock_bh(&table_lock);
+	return found;
+}
+
+/* Goes on with a walk. A kernel that lacks a fix of July 2026 has a stale entry in it. */
+static void go_on(struct rhashtable_iter *iter) __acquires(RCU)
+{
+	if (rhashtable_walk_start_check(iter))
+		iter->p = NULL;
+}
+
+/**
  * stream_each() - do something with each stream that there is
  * @what: called with a reference held; may sleep
  *
@@ -188,7 +221,7 @@ void stream_each(void (*what)(struct stream *stream))
 	struct stream *stream;
 
 	rhashtable_walk_enter(&socks, &iter);
-	rhashtable_walk_start(&iter);
+	go_on(&iter);
 	while ((stream = rhashtable_walk_next(&iter))) {
 		/* Resized meanwhile: some come twice. */
 		if (IS_ERR(stream))
@@ -198,7 +231,7 @@ void stream_each(void (*what)(struct stream *stream))
 		rhashtable_walk_stop(&iter);
 		what(stream);
 		stream_put(stream);
-		rhashtable_walk_start(&iter);
+		go_on(&iter);
 	}
 	rhashtable_walk_stop(&iter);
 	rhashtable_walk_exit(&iter);

@@ -4,15 +4,11 @@
 
 use std::io;
 
-use netlink_packet_core::{
-    DecodeError, DefaultNla, Emitable, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage,
-    NetlinkPayload, Nla, NlasIterator, Parseable, ParseableParametrized,
+use netlink_packet_core::{DecodeError, DefaultNla, NLM_F_DUMP};
+
+use super::genl::{
+    Connection, Message, attributes, hex, ip, kind, mac, name, nonsense, number, text, value,
 };
-use netlink_packet_generic::ctrl::nlas::{GenlCtrlAttrs, McastGrpAttrs};
-use netlink_packet_generic::ctrl::{GenlCtrl, GenlCtrlCmd};
-use netlink_packet_generic::{GenlFamily, GenlHeader, GenlMessage};
-use netlink_sys::protocols::NETLINK_GENERIC;
-use netlink_sys::{Socket, SocketAddr};
 
 const STATUS_GET: u8 = 1;
 const STATUS_SET: u8 = 2;
@@ -78,74 +74,6 @@ pub const COUNTERS: [&str; 34] = [
     "standard-unreadable",
     "standard-too-large",
 ];
-
-/// A message of the family: its command and its attributes.
-#[derive(Clone, Debug)]
-struct Message {
-    command: u8,
-    attributes: Vec<DefaultNla>,
-}
-
-impl GenlFamily for Message {
-    fn family_name() -> &'static str {
-        "vmloop"
-    }
-
-    fn command(&self) -> u8 {
-        self.command
-    }
-
-    fn version(&self) -> u8 {
-        1
-    }
-}
-
-impl Emitable for Message {
-    fn buffer_len(&self) -> usize {
-        self.attributes.as_slice().buffer_len()
-    }
-
-    fn emit(&self, buffer: &mut [u8]) {
-        self.attributes.as_slice().emit(buffer);
-    }
-}
-
-impl ParseableParametrized<[u8], GenlHeader> for Message {
-    fn parse_with_param(buffer: &[u8], header: GenlHeader) -> Result<Self, DecodeError> {
-        Ok(Self { command: header.cmd, attributes: attributes(buffer)? })
-    }
-}
-
-/// Which attribute it is, without the flags "nested" and "network order".
-fn kind(attribute: &DefaultNla) -> u16 {
-    attribute.kind() & 0x3fff
-}
-
-fn attributes(buffer: &[u8]) -> Result<Vec<DefaultNla>, DecodeError> {
-    NlasIterator::new(buffer).map(|nla| DefaultNla::parse(&nla?)).collect()
-}
-
-/// Value of an attribute.
-fn value(attribute: &DefaultNla) -> Vec<u8> {
-    let mut bytes = vec![0; attribute.value_len()];
-    attribute.emit_value(&mut bytes);
-    bytes
-}
-
-/// A number of one to eight bytes.
-fn number(attribute: &DefaultNla) -> u64 {
-    value(attribute).iter().take(8).rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
-}
-
-fn text(attribute: &DefaultNla) -> String {
-    let bytes = value(attribute);
-    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    String::from_utf8_lossy(&bytes[..end]).into_owned()
-}
-
-fn hex(id: u64) -> String {
-    format!("{id:016x}")
-}
 
 /// This guest.
 #[derive(Clone, Debug, Default, serde::Serialize)]
@@ -222,26 +150,6 @@ pub struct Interface {
     pub mtu: u64,
     /// the peer's addresses
     pub ips: Vec<String>,
-}
-
-fn name(names: &[&str], number: u64) -> String {
-    usize::try_from(number)
-        .ok()
-        .and_then(|index| names.get(index))
-        .map_or_else(|| number.to_string(), |name| (*name).to_owned())
-}
-
-fn mac(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
-}
-
-fn ip(bytes: &[u8]) -> String {
-    if let Ok(bytes) = <[u8; 4]>::try_from(bytes) {
-        return std::net::Ipv4Addr::from(bytes).to_string();
-    }
-    <[u8; 16]>::try_from(bytes)
-        .map(|bytes| std::net::Ipv6Addr::from(bytes).to_string())
-        .unwrap_or_default()
 }
 
 impl Status {
@@ -322,17 +230,7 @@ impl Interface {
 }
 
 /// A connection to the kernel modules of this guest.
-pub struct Modules {
-    socket: Socket,
-    family: u16,
-    events: u32,
-    sequence: u32,
-}
-
-/// A reply that makes no sense.
-fn nonsense(error: impl std::fmt::Display) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, error.to_string())
-}
+pub struct Modules(Connection);
 
 impl Modules {
     /// Finds the family; None if the modules are not loaded.
@@ -340,86 +238,7 @@ impl Modules {
     /// # Errors
     /// Those of netlink.
     pub fn open() -> io::Result<Option<Self>> {
-        let mut socket = Socket::new(NETLINK_GENERIC)?;
-        socket.bind_auto()?;
-        socket.connect(&SocketAddr::new(0, 0))?;
-        let mut modules = Self { socket, family: 0, events: 0, sequence: 0 };
-        let request = GenlMessage::from_payload(GenlCtrl {
-            cmd: GenlCtrlCmd::GetFamily,
-            nlas: vec![GenlCtrlAttrs::FamilyName(Message::family_name().into())],
-        });
-        let replies = match modules.call::<GenlCtrl>(request, 0) {
-            Ok(replies) => replies,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        for attribute in replies.into_iter().flat_map(|reply| reply.nlas) {
-            match attribute {
-                GenlCtrlAttrs::FamilyId(id) => modules.family = id,
-                GenlCtrlAttrs::McastGroups(groups) => {
-                    for attribute in groups.into_iter().flatten() {
-                        // The family has one group.
-                        if let McastGrpAttrs::Id(id) = attribute {
-                            modules.events = id;
-                        }
-                    }
-                }
-                _ => {}
-            }
-        }
-        Ok((modules.family != 0).then_some(modules))
-    }
-
-    /// Sends a request, and collects the replies up to the end.
-    fn call<T>(&mut self, request: GenlMessage<T>, flags: u16) -> io::Result<Vec<T>>
-    where
-        T: GenlFamily
-            + Emitable
-            + Clone
-            + std::fmt::Debug
-            + ParseableParametrized<[u8], GenlHeader>,
-    {
-        self.sequence += 1;
-        let mut message = NetlinkMessage::from(request);
-        // A dump ends by itself; everything else ends with an acknowledgement.
-        message.header.flags = NLM_F_REQUEST | if flags == NLM_F_DUMP { flags } else { NLM_F_ACK };
-        message.header.sequence_number = self.sequence;
-        message.finalize();
-        let mut bytes = vec![0; message.buffer_len()];
-        message.serialize(&mut bytes);
-        self.socket.send(&bytes, 0)?;
-
-        let mut replies = Vec::new();
-        loop {
-            let (datagram, _) = self.socket.recv_from_full()?;
-            for message in messages::<T>(&datagram)? {
-                if message.header.sequence_number != self.sequence {
-                    continue;
-                }
-                match message.payload {
-                    NetlinkPayload::Done(_) => return Ok(replies),
-                    NetlinkPayload::Error(error) => {
-                        return match error.code {
-                            None => Ok(replies),
-                            Some(_) => Err(error.to_io()),
-                        };
-                    }
-                    NetlinkPayload::InnerMessage(message) => replies.push(message.payload),
-                    _ => {}
-                }
-            }
-        }
-    }
-
-    fn ask(
-        &mut self,
-        command: u8,
-        attributes: Vec<DefaultNla>,
-        flags: u16,
-    ) -> io::Result<Vec<Message>> {
-        let mut request = GenlMessage::from_payload(Message { command, attributes });
-        request.set_resolved_family_id(self.family);
-        self.call(request, flags)
+        Ok(Connection::open("vmloop")?.map(Self))
     }
 
     /// This guest.
@@ -427,7 +246,7 @@ impl Modules {
     /// # Errors
     /// Those of netlink.
     pub fn status(&mut self) -> io::Result<Status> {
-        let replies = self.ask(STATUS_GET, Vec::new(), 0)?;
+        let replies = self.0.ask(STATUS_GET, Vec::new(), 0)?;
         replies.first().map(Status::from).ok_or_else(|| nonsense("no status"))
     }
 
@@ -436,7 +255,7 @@ impl Modules {
     /// # Errors
     /// Those of netlink.
     pub fn peers(&mut self) -> io::Result<Vec<Peer>> {
-        let replies = self.ask(PEER_GET, Vec::new(), NLM_F_DUMP)?;
+        let replies = self.0.ask(PEER_GET, Vec::new(), NLM_F_DUMP)?;
         replies.iter().map(|reply| Peer::from(reply).map_err(nonsense)).collect()
     }
 
@@ -445,7 +264,7 @@ impl Modules {
     /// # Errors
     /// Those of netlink; `PermissionDenied` unless root.
     pub fn enable(&mut self, on: bool) -> io::Result<()> {
-        self.ask(STATUS_SET, vec![DefaultNla::new(STATUS_ENABLED, vec![u8::from(on)])], 0)?;
+        self.0.ask(STATUS_SET, vec![DefaultNla::new(STATUS_ENABLED, vec![u8::from(on)])], 0)?;
         Ok(())
     }
 
@@ -455,7 +274,7 @@ impl Modules {
     /// Those of netlink; `NotFound` for no such peer.
     pub fn reset(&mut self, id: u64) -> io::Result<()> {
         let id = DefaultNla::new(PEER_ID, id.to_ne_bytes().to_vec());
-        self.ask(PEER_RESET, vec![id], 0)?;
+        self.0.ask(PEER_RESET, vec![id], 0)?;
         Ok(())
     }
 
@@ -467,44 +286,19 @@ impl Modules {
         &mut self,
         each: &mut dyn FnMut(&Peer) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        self.socket.add_membership(self.events)?;
-        loop {
-            let (datagram, _) = match self.socket.recv_from_full() {
-                // We were too slow and missed some.
-                Err(error) if error.raw_os_error() == Some(105) => continue,
-                other => other?,
-            };
-            for message in messages::<Message>(&datagram)? {
-                if let NetlinkPayload::InnerMessage(message) = message.payload
-                    && message.payload.command == PEER_NTF
-                {
-                    each(&Peer::from(&message.payload).map_err(nonsense)?)?;
-                }
+        self.0.listen(&mut |message| {
+            if message.command == PEER_NTF {
+                each(&Peer::from(message).map_err(nonsense)?)?;
             }
-        }
+            Ok(())
+        })
     }
-}
-
-/// The messages of a datagram.
-fn messages<T>(mut datagram: &[u8]) -> io::Result<Vec<NetlinkMessage<GenlMessage<T>>>>
-where
-    T: GenlFamily + Clone + std::fmt::Debug + ParseableParametrized<[u8], GenlHeader>,
-{
-    let mut messages = Vec::new();
-    while datagram.len() >= 16 {
-        let message = NetlinkMessage::<GenlMessage<T>>::deserialize(datagram).map_err(nonsense)?;
-        let length = (message.header.length as usize).next_multiple_of(4);
-        messages.push(message);
-        if length < 16 {
-            break;
-        }
-        datagram = datagram.get(length..).unwrap_or_default();
-    }
-    Ok(messages)
 }
 
 #[cfg(test)]
 mod tests {
+    use netlink_packet_core::Emitable;
+
     use super::*;
 
     fn nested(kind: u16, attributes: &[DefaultNla]) -> DefaultNla {
@@ -552,11 +346,5 @@ mod tests {
         assert_eq!(peer.interfaces[0].ips, ["10.0.0.1", "::"]);
         assert!(peer.interfaces[0].tagged);
         assert_eq!(peer.stats.get("tx-bytes"), Some(&5));
-    }
-
-    #[test]
-    fn the_family_is_found_or_not() {
-        // Whether or not the modules are loaded, the question has an answer.
-        Modules::open().expect("generic netlink");
     }
 }
