@@ -482,6 +482,13 @@ class Net:
         finally:
             one.close()
 
+    def side(self, guest: Guest, peer: Guest) -> int:
+        """Which side of the channel with a peer a QEMU guest is."""
+        tag = self.peers(guest)[peer.name].tag
+        devices = json.loads(guest.run([f"{HERE}/shm", "list"]).out)
+        [number] = [one["id"] for one in devices if one["tag"] == tag and one["kind"] == 1]
+        return int(number) % 2
+
     def channel_bytes(self, a: Guest, b: Guest) -> int:
         """Bytes that a has sent to b through channels so far."""
         found = self.peers(a).get(b.name)

@@ -40,10 +40,7 @@ Player = Callable[..., AbstractContextManager[Process]]
 @contextmanager
 def asleep(net: Net, guest: Guest, peer: Guest) -> Iterator[Player]:
     """Its CPUs stand still for the block; yields what starts `frozen` for its channel with the peer."""
-    tag = net.peers(guest)[peer.name].tag
-    devices = json.loads(guest.run([f"{HERE}/shm", "list"]).out)
-    [number] = [one["id"] for one in devices if one["tag"] == tag and one["kind"] == 1]
-    who = [f"{HERE}/frozen", str(guest.pid), str(peer.pid), str(number % 2)]
+    who = [f"{HERE}/frozen", str(guest.pid), str(peer.pid), str(net.side(guest, peer))]
     guest.pause()
     try:
         yield lambda *words: net.serving(net.host, *who, *words)

@@ -14,9 +14,9 @@ import pytest
 from vmlab import Lab
 from vmlab.process import Process
 
-from tests.guest.net import TOOLS, Transfer, until
+from tests.guest.net import BIN, TOOLS, Transfer, until
 from tests.guest.pair import Pair, standing
-from tests.guest.veth import IP, inside
+from tests.guest.veth import IP, MAC, inside
 
 pytestmark = [pytest.mark.one_stage, pytest.mark.kvm_only]
 
@@ -136,6 +136,20 @@ def test_switching(stage: str, streams: Streams, request: pytest.FixtureRequest)
     assert streams.counter("rx_bytes") > 1 << 20
 
 
+@pytest.mark.main("without the packet path no connection ever got a lane")
+def test_without_packets(stage: str, streams: Streams) -> None:
+    """The stream path asks for the channel itself."""
+    streams.host.run("rmmod vmloop_loopback vmloop_net")
+    streams.host.run(["insmod", str(streams.modules / "vmloop_loopback.ko"), f"interfaces={','.join(MAC)}"])
+    assert streams.states() == {"none"}
+    with duplex(streams, 2, 300) as client:
+        until(lambda: streams.counter("rx_bytes") > 10 << 20, 30, "bytes that came by lanes")
+        client.terminate()
+        result = client.wait(60)
+    assert result.code == 0, result.err
+    assert streams.states() == {"up"}
+
+
 @pytest.mark.parametrize("end", ["off", "transport", "broken", "module"])
 def test_ends(stage: str, streams: Streams, end: str) -> None:
     """However a lane ends, the connection goes on by TCP, and not a byte is lost, repeated or changed."""
@@ -150,7 +164,7 @@ def test_ends(stage: str, streams: Streams, end: str) -> None:
         elif end == "broken":
             host.run("echo 1 >/sys/module/vmloop_loopback/parameters/spoil")
         else:
-            host.run("rmmod vmloop_tcp", timeout=30)
+            host.run("rmmod vmloop_tcp", timeout=120)
         if end != "module":
             until(lambda: streams.counter("back") >= 2 or client.poll() is not None, 30, "connections are back")
         client.terminate()
@@ -174,7 +188,7 @@ def test_late_reader(stage: str, streams: Streams, end: str, first: int, buffer:
             # A ring that is full, or what it took to fill it is in the way there.
             until(lambda: streams.counter("tx_bytes") - streams.counter("rx_bytes") >= 256 << 10, 60, "a ring is full")
             if end == "module":
-                host.run("rmmod vmloop_tcp", timeout=30)
+                host.run("rmmod vmloop_tcp", timeout=120)
             else:
                 streams.leave_after(NEVER)
                 host.run(f"echo 1 >{PARAMETERS}/go_back")
@@ -187,6 +201,74 @@ def test_late_reader(stage: str, streams: Streams, end: str, first: int, buffer:
     assert (word, int(bytes_read)) == ("right", size)
     if buffer and end != "module":
         assert after == before.split()[1], "the program's receive buffer has another size"
+
+
+TRICKLE = """
+import socket, sys, time
+role, address, port, option = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+if role == 'serve':
+    print('ready', flush=True)
+    with socket.create_server(('', port)) as listener:
+        connection, _ = listener.accept()
+    while connection.recv(1 << 16):
+        pass
+else:
+    connection = socket.create_connection((address, port))
+    if option:
+        connection.setsockopt(socket.SOL_SOCKET, option, 1)
+    while True:
+        connection.sendall(bytes(1024))
+        time.sleep(0.005)
+"""
+"""A connection on which a little comes all the time."""
+SO_TIMESTAMP = 29
+
+
+@pytest.mark.main("vmloop streams did not say what carries a connection")
+@pytest.mark.parametrize("option", [0, SO_TIMESTAMP], ids=["lane", "tcp"])
+def test_list(stage: str, streams: Streams, option: int) -> None:
+    """`vmloop streams` has both ends of a connection, each in its namespace, what carries it, why, and whose it is."""
+    host = streams.host
+
+    def listed(namespace: str, *words: str) -> str:
+        return host.run(inside(namespace, BIN / "vmloop", "--guest", "streams", *words)).out
+
+    def both() -> list[dict]:
+        found = [json.loads(listed(namespace, "--json")) for namespace in "ab"]
+        assert all(len(ends) <= 1 for ends in found), found
+        return [end for ends in found for end in ends]
+
+    streams.leave_after(1)
+    with host.popen(inside("b", "python3", "-c", TRICKLE, "serve", "-", PORT, 0)) as server:
+        server.wait_for("ready", 60)
+        with host.popen(inside("a", "python3", "-c", TRICKLE, "send", IP[1], PORT, option)) as client:
+            wanted = ("tcp", "option") if option else ("lane", "")
+
+            def stands() -> list[dict]:
+                ends = both()
+                if len(ends) < 2 or (ends[0]["state"], ends[0]["why"]) != wanted:
+                    return []
+                return ends if option or ends[1]["bytes_received"] else []
+
+            sender, receiver = until(stands, 30, f"the sender's end is {wanted}")
+            assert client.poll() is None
+            text = listed("a").splitlines()
+            outside = host.run([str(BIN / "vmloop"), "--guest", "streams", "--json"]).out
+        server.wait(30)
+    assert sender["remote"] == receiver["local"] == f"{IP[1]}:{PORT}"
+    assert sender["local"] == receiver["remote"]
+    assert (sender["active"], receiver["active"]) == (True, False)
+    for end in (sender, receiver):
+        assert [program["name"] for program in end["programs"]] == ["python3"], end
+        assert bool(end["lanes"]) == bool(end["bytes_sent"] + end["bytes_received"]) == (not option), end
+    if option:
+        assert receiver["state"] == "tcp"
+        assert any("option" in line for line in text), text
+    else:
+        assert sender["bytes_sent"] and not sender["bytes_received"]
+        assert sender["lane"] == receiver["lane"] and sender["ring_size"] == 256 << 10
+    assert json.loads(outside) == [], "of another network namespace"
+    until(lambda: not both(), 30, "connections that have ended are not listed")
 
 
 SIX = "ip -n a addr add fd09::1/64 dev va nodad && ip -n b addr add fd09::2/64 dev vb nodad"

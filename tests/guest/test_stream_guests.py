@@ -11,10 +11,14 @@ from contextlib import contextmanager
 import pytest
 from vmlab.process import Process
 
-from tests.guest.net import TOOLS, Net, at_once, until
+from tests.guest.net import HERE, TOOLS, Net, at_once, until
 
 DUPLEX = str(TOOLS / "duplex")
+CROWD = str(TOOLS / "crowd")
 PORT = 5511
+CONNECTIONS, BUSY, BUSY_SECONDS = 1000, 100, 20
+IDLE = 8
+"""Seconds after which a lane that nobody used is given back, and as many again."""
 PARAMETERS = "/sys/module/vmloop_tcp/parameters"
 
 
@@ -46,6 +50,11 @@ class Streams:
             assert client.poll() is None, f"the connections have ended: {client.err}"
             yield client
 
+    def lanes(self, guest) -> list[dict]:
+        """A guest's connections that have a lane."""
+        found = json.loads(guest.run([f"{HERE}/vmloop", "streams", "--json"]).out)
+        return [one for one in found if one["lane"] is not None]
+
     def check(self, client: Process) -> None:
         """All that was sent has come, and the connections were not reset. Ends what still runs."""
         client.terminate()
@@ -62,7 +71,7 @@ def streams(net: Net, g1, g2) -> Iterator[Streams]:
         yield Streams(net, g1, g2)
     finally:
         for guest in (g1, g2):
-            guest.run("rmmod vmloop_tcp", check=False, timeout=60)
+            guest.run("rmmod vmloop_tcp", check=False, timeout=120)
         net.recover(g1, g2)
 
 
@@ -91,7 +100,7 @@ def test_ends(net: Net, streams: Streams, end: str) -> None:
         elif end == "transport":
             streams.g2.run(["rmmod", net.transport])
         else:
-            streams.g2.run("rmmod vmloop_tcp", timeout=60)
+            streams.g2.run("rmmod vmloop_tcp", timeout=120)
         until(
             lambda: streams.counter("back") > before or client.poll() is not None,
             30 * net.slow,
@@ -103,3 +112,47 @@ def test_ends(net: Net, streams: Streams, end: str) -> None:
     elif end == "transport":
         streams.g2.run(f"modprobe {net.transport}")
     assert streams.counter("back") > before and streams.counter("reset") == 0
+
+
+def test_a_crowd(net: Net, streams: Streams, record_property) -> None:
+    """A thousand connections, of which a hundred are busy: each of these gets on, and idle ones hold no ring.
+
+    The channel's memory is not enough for a lane for each: the others' bytes go by TCP.
+    """
+    g1, g2 = streams.g1, streams.g2
+    words = [CROWD, "run", g2.ip, str(PORT), str(CONNECTIONS), str(BUSY), str(BUSY_SECONDS * net.slow)]
+    with net.serving(g2, CROWD, "serve", str(PORT)), g1.popen(words) as client:
+        client.wait_for("warm", 300 * net.slow)
+        had = streams.counter("paired")
+        seen: list[list[dict]] = []
+        times: list[float] = []
+        while client.poll() is None:
+            times.append(net.lab.now())
+            seen.append(streams.lanes(g1))
+        result = client.wait(120 * net.slow)
+    assert result.code == 0, result.err
+    figures = json.loads(result.out.splitlines()[-1]) | {
+        "lanes_while_all_were_busy": had,
+        "lanes_at_most": max(map(len, seen)),
+        "lanes_at_last": len(seen[-2]),
+        "KiB_of_rings_at_most": max(sum(one["ring_size"] for one in lanes) for lanes in seen) >> 10,
+        "bytes_by_lanes": streams.counter("tx_bytes"),
+    }
+    record_property("crowd", json.dumps(figures))
+    print(figures)
+    assert had and figures["lanes_at_last"], f"no connection has a lane: {figures}"
+    before = {
+        one["local"]: one["bytes_sent"]
+        for n, lanes in enumerate(seen)
+        if times[n] < times[-2] - IDLE * net.slow
+        for one in lanes
+    }
+    idle = [one for one in seen[-2] if before.get(one["local"]) == one["bytes_sent"]]
+    assert before and not idle, f"idle connections hold lanes: {idle}"
+    assert min(one["ring_size"] for lanes in seen for one in lanes) == 64 << 10, "rings become smaller"
+    if not net.is_xen:
+        assert figures["lanes_at_most"] > 16, f"all rings are large, and so few: {figures}"
+    assert figures["least"] >= 5 and figures["least"] * 10 >= figures["middle"], f"a connection starved: {figures}"
+    assert figures["longest_s"] < 15 * net.slow, f"an exchange took so long: {figures}"
+    assert streams.counter("reset") == 0
+    until(lambda: not streams.lanes(g1) and not streams.lanes(g2), 30 * net.slow, "lanes end with their connections")
