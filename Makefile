@@ -112,6 +112,11 @@ bench-lanes: deps ## What finding the lane that has news costs, by the number of
 bench-agent: deps ## The agent with up to 1,000 pretended guests: memory, arrivals, CPU
 	@bench/run agent
 
+.PHONY: suites
+suites: modules ## Other projects' own tests, with the stream path and without
+	@scripts/install-deps scripts/deps.txt scripts/deps-suites.txt
+	@suites/run
+
 ##@ Clean
 
 .PHONY: clean
