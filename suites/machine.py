@@ -96,7 +96,7 @@ class Machine:
 
     def complaints(self) -> list[str]:
         """Lines of the kernel's log that should not be."""
-        words = "BUG|WARNING|Oops|rcu.*stall|INFO: task|general protection"
+        words = "BUG:|WARNING:|Oops|detected stall|INFO: task|general protection"
         found = self.host.run(f"dmesg | grep -v 'ommand line' | grep -E '{words}'", check=False)
         return found.out.splitlines()
 

@@ -119,7 +119,8 @@ static int send_once(struct stream *stream, struct msghdr *msg, size_t size,
 	}
 	if (READ_ONCE(stream->tx) == STREAM_TX_TCP)
 		return by_tcp(stream, msg, size);
-	return -EAGAIN;
+	/* Nothing waits for nothing. */
+	return size ? -EAGAIN : 0;
 }
 
 static void wants_space(struct sock *sk)
@@ -151,7 +152,8 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 	int err;
 
 	left = sock_sndtimeo(sk, msg->msg_flags & MSG_DONTWAIT);
-	do {
+	/* Once at least: nothing can be sent, too. */
+	for (;;) {
 		/* What TCP would say of it, it says at the next call. */
 		if (done && (READ_ONCE(sk->sk_err) ||
 			     (READ_ONCE(sk->sk_shutdown) & SEND_SHUTDOWN)))
@@ -164,6 +166,8 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 				began = 0;
 				ask = false;
 			}
+			if (done >= size)
+				break;
 			/* A peer that says now this, now that, does not keep us. */
 			if (!err && signal_pending(current)) {
 				err = sock_intr_errno(left);
@@ -201,7 +205,7 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 		}
 		wants_space(sk);
 		left = wait_woken(&wait, TASK_INTERRUPTIBLE, left);
-	} while (done < size);
+	}
 	if (waits)
 		remove_wait_queue(sk_sleep(sk), &wait);
 	if (done)

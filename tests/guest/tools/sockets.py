@@ -669,6 +669,10 @@ def run(host: str, port: int) -> None:
             connection.sendall(case.ljust(16).encode())
             for _ in range(WARM):
                 connection.sendall(pattern(PIECE))
+                # While the connection goes from TCP to a lane, too.
+                nothing_sent = {attempt(lambda: connection.send(b"")) for _ in range(20)}
+                if nothing_sent != {0}:
+                    sys.exit(f"FAILED: to send nothing returned {nothing_sent}")
                 if receive(connection, PIECE) != pattern(PIECE):
                     sys.exit("FAILED: other bytes came back")
             print(json.dumps({"case": case, "client": client(connection)}, default=bytes.decode), flush=True)
