@@ -28,7 +28,7 @@
  */
 #define AGAIN		4
 #define AGAIN_MAX	4096
-#define AGAIN_ROOM_MAX	64
+#define AGAIN_ROOM_MAX	4
 
 /*
  * In jiffies, so long from one try to the next, at first and at most: without a channel;
