@@ -29,9 +29,8 @@ class CPython:
 
     def prepare(self, machine: Machine) -> None:
         """Has the tests in the machine's memory, with another address."""
-        machine.copy(COPY)
         machine.inside(
-            f"rm -rf {COPY}/test && cp -r {LIBRARY} {COPY}/test && "
+            f"rm -rf {COPY} && mkdir {COPY} && cp -r {LIBRARY} {COPY}/test && "
             f"find {COPY}/test -name '*.py' -exec sed -i 's/127\\.0\\.0\\.1/{THERE}/g' {{}} +",
             timeout=600,
         )

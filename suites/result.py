@@ -52,6 +52,11 @@ class Comparison:
         return [f"{name}: {plain}, with streams {stream}" for name, plain, stream in both if plain != stream]
 
     @property
+    def passed(self) -> int:
+        """How many tests passed both ways."""
+        return sum(word == self.stream.get(name) == "passed" for name, word in self.plain.items())
+
+    @property
     def complaints(self) -> list[str]:
         """What is wrong beside differences: what makes them say nothing, and what no test of the suite looks at."""
         found = list(self.notes)

@@ -37,6 +37,7 @@ def test_a_report():
 
 def test_no_difference():
     """A test that fails both ways is none, and is named."""
+    assert comparison(of_junit(REPORT)).passed == 1
     record = comparison(of_junit(REPORT)).record()
     assert record["differences"] == []
     assert len(record["failed"]) == 2

@@ -231,14 +231,15 @@ void stream_lane_close(struct vmloop_lane *lane)
 void stream_lane_ended(struct vmloop_lane *lane, u32 reason)
 {
 	struct stream *stream = lane->priv;
+	const struct vmloop_lane *held = READ_ONCE(stream->held);
 
-	if (!stream->up) {
+	/* The work may have let go of it by now, and the next one may be there. */
+	if ((!held || held == lane) && !stream->up) {
 		WRITE_ONCE(stream->why_ended, stream_why_ended(reason));
-		/* The work may have let go of it by now. */
-		if (READ_ONCE(stream->held) != lane)
+		if (!held)
 			WRITE_ONCE(stream->why, stream->why_ended);
 	}
-	if (READ_ONCE(stream->held) == lane && !stream->ended) {
+	if (held == lane && !stream->ended) {
 		stream->carried = stream->heard && was_heard(stream, lane);
 		/* If we have heard it, it may have heard us, and we not know. */
 		stream->spoilt |= stream->heard && !stream->carried &&

@@ -44,7 +44,7 @@
 
 /*
  * A new ring takes no more than that part of the memory that is free, so that the more lanes
- * there are the smaller new ones become; but not so small that TCP would be faster.
+ * there are the smaller new ones become, down to a size that still takes a large write.
  */
 #define RING_PART	4
 #define RING_LEAST	(64U << 10)

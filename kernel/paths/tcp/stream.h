@@ -87,7 +87,7 @@ enum stream_why {
 	STREAM_WHY_STAYS,	/* for good: it ends, or a call is not for lanes */
 	STREAM_WHY_CHANNEL,	/* no channel to the peer is up */
 	STREAM_WHY_ROOM,	/* the channel has no lane or no memory free */
-	STREAM_WHY_PEER,	/* the peer did not want it */
+	STREAM_WHY_PEER,	/* the peer did not want it, or its modules are older */
 	STREAM_WHY_BUSY,	/* it was in use at that moment, or is not accepted yet */
 	STREAM_WHY_OPTION,	/* something is set that lanes do not carry */
 	STREAM_WHY_UNREAD,	/* the program is to read what is there first */
@@ -175,7 +175,8 @@ struct stream_spin {
  * @got_before: and that came by them
  * @why: why it has no lane, enum stream_why
  * @why_ended: why its lane ended, if that was before it was up
- * @pause: no lane is asked for before @not_before; for how long, in jiffies; 0: at once
+ * @pause: no lane is asked for, or accepted, before @not_before; for how long that was to
+ *	be, in jiffies; 0: at once
  * @not_before: in jiffies
  * @seen: of @sent and @got, when it was last asked whether it is idle
  * @idle: how often in a row it was

@@ -189,7 +189,10 @@ impl Connection {
                     continue;
                 }
                 match message.payload {
-                    NetlinkPayload::Done(_) => return Ok(replies),
+                    NetlinkPayload::Done(done) if done.code == 0 => return Ok(replies),
+                    NetlinkPayload::Done(done) => {
+                        return Err(io::Error::from_raw_os_error(-done.code));
+                    }
                     NetlinkPayload::Error(error) => {
                         return match error.code {
                             None => Ok(replies),
