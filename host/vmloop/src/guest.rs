@@ -109,7 +109,7 @@ pub fn streams(json: bool) -> anyhow::Result<()> {
         None => Vec::new(),
     };
     let streams = streams::list(&peers)?.context(
-        "the stream path is not loaded\n  load vmloop_tcp.ko in both guests: docs/stream.md",
+        "the stream path is not loaded\n  load it in both guests, before servers start: modprobe vmloop_tcp (docs/stream.md)",
     )?;
     let out = &mut io::stdout().lock();
     if json { print_json(out, &streams) } else { Ok(streams::show(out, &streams)?) }
