@@ -150,6 +150,111 @@ def test_without_packets(stage: str, streams: Streams) -> None:
     assert streams.states() == {"up"}
 
 
+ECHO = """
+import select, socket, sys
+role, address, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+if role == 'serve':
+    print('ready', flush=True)
+    with socket.create_server(('', port)) as listener:
+        one, _ = listener.accept()
+else:
+    one = socket.create_connection((address, port))
+one.setblocking(False)
+waits = select.epoll()
+waits.register(one, select.EPOLLIN)
+events = in_vain = owed = 0
+more = b'x' * 3000
+ends = False
+if role == 'run':
+    one.send(more)
+    import signal
+    def stop(*_):
+        global ends
+        ends = True
+    signal.signal(signal.SIGTERM, stop)
+while True:
+    for _, what in waits.poll(0.2):
+        events += 1
+        try:
+            got = one.recv(1 << 16)
+        except BlockingIOError:
+            # Of a hang-up it is told unasked.
+            in_vain += what & select.EPOLLIN > 0
+            continue
+        if not got:
+            print(events, in_vain, flush=True)
+            sys.exit()
+        owed += len(got)
+    if ends:
+        one.shutdown(socket.SHUT_WR)
+        ends = False
+    try:
+        while owed and (role == 'serve' or not ends):
+            owed -= one.send(more[:owed])
+    except BlockingIOError:
+        pass
+    except BrokenPipeError:
+        owed = 0
+"""
+"""A program at each end that sends back what comes, and counts how often poll() promised bytes, and when in vain."""
+
+
+@pytest.mark.main("poll() promised bytes that recv() did not have: libuv's tests")
+def test_poll_promises(stage: str, streams: Streams) -> None:
+    """While connections go to lanes and back, what poll() says is readable can be read."""
+    host = streams.host
+    streams.leave_after(1)
+    with host.popen(inside("b", "python3", "-c", ECHO, "serve", "-", PORT)) as server:
+        server.wait_for("ready", 60)
+        with (
+            host.popen(inside("a", "python3", "-c", ECHO, "run", IP[1], PORT)) as client,
+            host.popen(f"while :; do echo 1 >{PARAMETERS}/go_back; sleep 0.01; done"),
+        ):
+            until(lambda: streams.counter("back") >= 200 or client.poll() is not None, 90, "lanes that came and went")
+            client.terminate()
+            said = [one.wait(60) for one in (client, server)]
+    assert [one.code for one in said] == [0, 0], [one.err for one in said]
+    for events, in_vain in (map(int, one.out.splitlines()[-1].split()) for one in said):
+        assert events > 200 and not in_vain, f"{in_vain} of {events} times there was nothing"
+
+
+COUNT = f"""
+add table inet keep
+add chain inet keep comes {{ type filter hook input priority 0; }}
+add chain inet keep goes {{ type filter hook output priority 0; }}
+add rule inet keep comes tcp sport {PORT} counter
+add rule inet keep goes tcp dport {PORT} counter
+"""
+
+
+def test_kept_alive(stage: str, streams: Streams) -> None:
+    """While a lane carries a connection, both ends are heard by TCP now and then: a firewall must not forget it."""
+    host = streams.host
+
+    def packets() -> list[int]:
+        said = host.run(inside("a", "nft", "-j", "list", "table", "inet", "keep")).out
+        rules = [one["rule"] for one in json.loads(said)["nftables"] if "rule" in one]
+        return [part["counter"]["packets"] for rule in rules for part in rule["expr"] if "counter" in part]
+
+    host.run(f"echo 1 >{PARAMETERS}/keep_alive")
+    host.run(inside("a", "nft", COUNT))
+    streams.leave_after(1)
+    with duplex(streams, 2, 300) as client:
+        until(lambda: streams.counter("rx_bytes") > 10 << 20, 30, "bytes that came by lanes")
+        before, lanes = packets(), streams.counter("paired")
+        until(
+            lambda: (
+                all(now - then >= 6 for now, then in zip(packets(), before, strict=True)) or client.poll() is not None
+            ),
+            30,
+            "both ends are heard of",
+        )
+        assert (streams.counter("paired"), streams.counter("back")) == (lanes, 0), "they went by TCP meanwhile"
+        client.terminate()
+        result = client.wait(60)
+    assert result.code == 0, result.err
+
+
 @pytest.mark.parametrize("end", ["off", "transport", "broken", "module"])
 def test_ends(stage: str, streams: Streams, end: str) -> None:
     """However a lane ends, the connection goes on by TCP, and not a byte is lost, repeated or changed."""
@@ -292,8 +397,10 @@ def test_calls(stage: str, streams: Streams, there: str) -> None:
         port = PORT + 2 + len(seen)
         with host.popen(inside("b", "python3", SOCKETS, "serve", port)) as server:
             server.wait_for("ready", 60)
-            client = host.run(inside("a", "python3", SOCKETS, "run", there, port), timeout=240)
+            client = host.run(inside("a", "python3", SOCKETS, "run", there, port), check=False, timeout=240)
             cases = client.out.count("\n")
+            resets = streams.counter("reset")
+            assert client.code == 0, f"after {cases} cases, {resets} resets: {client.err} {server.poll()} {server.err}"
             until(lambda: server.out.count("\n") > cases, 30, "the server's last words")  # noqa: B023
             seen[way] = (client.out, server.out)
         assert (streams.counter("paired") > 0) == (way == "lane")

@@ -5,6 +5,7 @@ What of it needs no second guest is in test_stream.py.
 """
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -112,6 +113,28 @@ def test_ends(net: Net, streams: Streams, end: str) -> None:
     elif end == "transport":
         streams.g2.run(f"modprobe {net.transport}")
     assert streams.counter("back") > before and streams.counter("reset") == 0
+
+
+STILL = 75
+"""Seconds for which a guest stands still, as when it is saved to a slow disk. TCP waits for 15 minutes."""
+
+
+@pytest.mark.kvm_only
+def test_peer_stands_still(net: Net, streams: Streams) -> None:
+    """Connections with lanes to a guest that stands still for more than a minute go on when it does."""
+    with streams.duplex(4, 600) as client:
+        lanes = streams.lanes(streams.g1)
+        assert lanes, "no connection has a lane"
+        streams.g2.pause()
+        try:
+            time.sleep(STILL * net.slow)
+            assert client.poll() is None, f"the connections have ended: {client.err}"
+        finally:
+            streams.g2.unpause()
+        before = streams.counter("rx_bytes")
+        until(lambda: streams.counter("rx_bytes") - before > 1 << 20, 60 * net.slow, "bytes come by lanes again")
+        streams.check(client)
+    assert streams.counter("reset") == 0
 
 
 def test_a_crowd(net: Net, streams: Streams, record_property) -> None:

@@ -248,6 +248,57 @@ static bool call_memory_is_free(const struct sock *sk, int wake)
 	return is_free;
 }
 
+/*
+ * What TCP's poll() says too soon. All that TCP has to be read may be ours: the peer's word
+ * of what came by the lane, which the work takes out; then the ring alone counts. And a FIN
+ * is behind that word, and behind bytes that the peer sends after it: a program that is told
+ * of the FIN first does not look for them.
+ */
+static __poll_t too_soon(struct stream *stream)
+{
+	struct sock *sk = stream->sk;
+	__poll_t mask = 0;
+	bool empty;
+
+	if (!READ_ONCE(stream->heard) || READ_ONCE(sk->sk_err))
+		return 0;
+	spin_lock_bh(&stream->lane_lock);
+	if (READ_ONCE(stream->heard)) {
+		if (sock_flag(sk, SOCK_DONE) && sk->sk_state != TCP_CLOSE)
+			mask |= EPOLLRDHUP;
+		empty = readable_bytes(stream) < bytes_to_wait_for(stream) &&
+			!(stream->lane ? stream_reads_no_more(sk) :
+					 stream_is_shut_here(sk));
+		if (empty && (s32)(READ_ONCE(stream->seq) -
+				   READ_ONCE(tcp_sk(sk)->copied_seq)) <= 0)
+			mask |= EPOLLIN | EPOLLRDNORM;
+	}
+	spin_unlock_bh(&stream->lane_lock);
+	return mask;
+}
+
+/*
+ * TCP's poll() asks is_readable(), too, but looks at its own queue first. It may sleep: it
+ * takes memory for those who wait. They are woken when the work has taken out what is ours.
+ */
+static __poll_t call_poll(struct file *file, struct socket *sock,
+			  struct poll_table_struct *wait)
+{
+	int users = srcu_read_lock(&stream_users);
+	struct sock *sk = sock->sk;
+	__poll_t mask = base_ops_of(sk)->poll(file, sock, wait);
+	struct stream *stream = NULL;
+
+	if (mask & (EPOLLIN | EPOLLRDNORM | EPOLLRDHUP))
+		stream = stream_get(sk);
+	if (stream) {
+		mask &= ~too_soon(stream);
+		stream_put(stream);
+	}
+	srcu_read_unlock(&stream_users, users);
+	return mask;
+}
+
 /* What is asked of a socket ----------------------------------------------- */
 
 /* Bytes of the application's that are with us: to be read, to be taken by the peer. */
@@ -444,6 +495,8 @@ static bool close_later(struct stream *stream)
 	sock_graft(sk, orphan);
 	orphan->state = SS_CONNECTED;
 	release_sock(sk);
+	/* From now on its peer has less time to answer. */
+	WRITE_ONCE(stream->since, jiffies);
 	WRITE_ONCE(stream->orphan, orphan);
 	stream_queue(stream, 0);
 	return true;
@@ -672,6 +725,7 @@ void stream_calls_init(unsigned int family)
 #ifdef CONFIG_BPF_SYSCALL
 	calls->psock_update_sk_prot = call_psock_update;
 #endif
+	ops->poll = call_poll;
 	ops->shutdown = call_shutdown;
 	ops->accept = call_accept;
 	ops->splice_read = call_splice_read;
@@ -691,6 +745,7 @@ void stream_calls_exit(unsigned int family)
 	const struct proto_ops *base = stream_base_ops[family];
 	struct proto_ops *ops = stream_ops[family];
 
+	WRITE_ONCE(ops->poll, base->poll);
 	WRITE_ONCE(ops->shutdown, base->shutdown);
 	WRITE_ONCE(ops->accept, base->accept);
 	WRITE_ONCE(ops->splice_read, base->splice_read);

@@ -27,6 +27,20 @@ int stream_spin_us = -1;
 module_param_named(spin_us, stream_spin_us, int, 0644);
 MODULE_PARM_DESC(spin_us, "microseconds that a task looks at a ring before it sleeps, at most, up to 1000 (0: never, -1: by what a doorbell costs)");
 
+static int set_keep_alive(const char *value, const struct kernel_param *parameter)
+{
+	return param_set_uint_minmax(value, parameter, 0, 86400);
+}
+
+static const struct kernel_param_ops keep_alive_ops = {
+	.set = set_keep_alive,
+	.get = param_get_uint,
+};
+
+unsigned int stream_keep_alive = 60;
+module_param_cb(keep_alive, &keep_alive_ops, &stream_keep_alive, 0644);
+MODULE_PARM_DESC(keep_alive, "seconds after which TCP acknowledges once more while a lane carries a connection, so that firewalls see that it lives, up to 86400 (0: never)");
+
 /* Whoever looks after a guest by ssh does not want to lose it to an experiment. */
 unsigned int stream_left_out[STREAM_LEFT_OUT_MAX] = { 22 };
 unsigned int stream_left_out_count = 1;

@@ -178,6 +178,19 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int fl
 	return got;
 }
 
+static int nothing_yet(struct sock *sk)
+{
+	if (READ_ONCE(sk->sk_err))
+		return sock_error(sk);
+	return stream_is_shut_here(sk) ? 0 : -EAGAIN;
+}
+
+/* Programs were told of what is kept: they need not wait for the work to make it TCP's. */
+static int from_kept(struct stream *stream)
+{
+	return stream_merge_kept(stream) ? nothing_yet(stream->sk) : -ERESTART;
+}
+
 /*
  * Once. Bytes, 0 at the end, -ERESTART: look again, or another negative errno. With
  * @ask, and where there is nothing, whoever sleeps is told of what comes.
@@ -187,6 +200,7 @@ static int receive_once(struct stream *stream, struct msghdr *msg, size_t size,
 {
 	struct sock *sk = stream->sk;
 	int got = -ERESTART;
+	bool kept;
 	u32 limit;
 
 	mutex_lock(&stream->rx_ring);
@@ -197,13 +211,13 @@ static int receive_once(struct stream *stream, struct msghdr *msg, size_t size,
 			got = -ERESTART;
 		if (got == -EAGAIN && READ_ONCE(sk->sk_err))
 			got = sock_error(sk);
-		else if (got == -EAGAIN &&
-			 (READ_ONCE(sk->sk_shutdown) & RCV_SHUTDOWN))
+		else if (got == -EAGAIN && stream_reads_no_more(sk))
 			got = 0;
 		break;
 	case FROM_NOWHERE:
-		got = READ_ONCE(sk->sk_err) ? sock_error(sk) : -EAGAIN;
-		break;
+		kept = !skb_queue_empty(&stream->kept);
+		mutex_unlock(&stream->rx_ring);
+		return kept ? from_kept(stream) : nothing_yet(sk);
 	default:
 		mutex_unlock(&stream->rx_ring);
 		return by_tcp(stream, msg, size, flags);
@@ -212,6 +226,15 @@ static int receive_once(struct stream *stream, struct msghdr *msg, size_t size,
 	if (got == -EFAULT && !fault_in_iov_iter_writeable(&msg->msg_iter, 1))
 		got = -ERESTART;
 	return got;
+}
+
+/* Whether the byte that follows is TCP's urgent one: a call returns what is before it. */
+static bool is_at_mark(const struct sock *sk)
+{
+	const struct tcp_sock *tp = tcp_sk(sk);
+
+	return READ_ONCE(tp->urg_data) &&
+	       READ_ONCE(tp->urg_seq) == READ_ONCE(tp->copied_seq);
 }
 
 static bool has_come(const struct vmloop_lane *lane)
@@ -255,7 +278,7 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 				remove_wait_queue(sk_sleep(sk), &wait);
 			waits = false;
 			ask = false;
-			if (done >= size || (flags & MSG_PEEK))
+			if (done >= size || (flags & MSG_PEEK) || is_at_mark(sk))
 				break;
 			continue;
 		}

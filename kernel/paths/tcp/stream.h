@@ -78,6 +78,7 @@ enum stream_flag {
 	STREAM_SHUT,		/* the application sends nothing more: a FIN follows */
 	STREAM_GO_BACK,		/* it is to go back to TCP once; it may leave it again */
 	STREAM_DEAD,		/* the socket has been destroyed */
+	STREAM_SPEAK,		/* TCP is to say that the connection lives */
 };
 
 /* Why TCP carries a connection: docs/netlink/vmloop_tcp.yaml has the same numbers. */
@@ -180,6 +181,8 @@ struct stream_spin {
  * @not_before: in jiffies
  * @seen: of @sent and @got, when it was last asked whether it is idle
  * @idle: how often in a row it was
+ * @spoke: when TCP was last made to say that the connection lives, in jiffies; of the look
+ *	at idle streams alone
  * @polled: somebody has asked whether it can be read, and may wait for an edge; under
  *	@lane_lock, as the next two
  * @wants_bytes: somebody sleeps until there are bytes
@@ -263,6 +266,7 @@ struct stream {
 	unsigned long not_before;
 	u32 seen;
 	unsigned int idle;
+	unsigned long spoke;
 	bool polled;
 	bool wants_bytes;
 	bool wants_room;
@@ -380,12 +384,27 @@ static inline bool stream_has_little_room(const struct vmloop_lane *lane)
 	return stream_untaken(lane) <= size - max(size / 16, min(size / 4, 4096U));
 }
 
+/* The program has shut its end: TCP, whose FIN has not come, says that there is no more. */
+static inline bool stream_is_shut_here(const struct sock *sk)
+{
+	return (READ_ONCE(sk->sk_shutdown) & RCV_SHUTDOWN) &&
+	       !sock_flag(sk, SOCK_DONE) &&
+	       READ_ONCE(sk->sk_state) != TCP_CLOSE;
+}
+
+/* So has it, or the connection is no more: an empty ring is the end. */
+static inline bool stream_reads_no_more(const struct sock *sk)
+{
+	return stream_is_shut_here(sk) || READ_ONCE(sk->sk_state) == TCP_CLOSE;
+}
+
 /* main.c */
 extern struct workqueue_struct *stream_workqueue;
 extern unsigned int stream_after_bytes;
 extern unsigned int stream_after_calls;
 extern unsigned int stream_ring_size;
 extern int stream_spin_us;
+extern unsigned int stream_keep_alive;
 extern unsigned int stream_left_out[STREAM_LEFT_OUT_MAX];
 extern unsigned int stream_left_out_count;
 
@@ -447,6 +466,7 @@ bool stream_want_room(struct stream *stream);
 void stream_work(struct work_struct *work);
 bool stream_hear(struct stream *stream);
 void stream_keep(struct stream *stream);
+int stream_merge_kept(struct stream *stream);
 void stream_reset(struct stream *stream);
 void stream_purge(struct stream *stream);
 void stream_lower_rcvbuf(struct stream *stream);

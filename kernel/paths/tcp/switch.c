@@ -27,9 +27,23 @@
 /* How often the work looks whether TCP has room, or the peer's answer. */
 #define RETRY		msecs_to_jiffies(2)
 #define RETRY_MAX	msecs_to_jiffies(100)
+#define RETRY_LATE	HZ
 
-/* A peer that does not say what it has got is one that does not go on. */
-#define ANSWER_TIME	(60 * HZ)
+/*
+ * So long the peer may take to say what it has got: a machine stands still while it is
+ * saved, or somebody looks into it. TCP's own bounds end the connection before, where its
+ * packets are not acknowledged (tcp_retries2, TCP_USER_TIMEOUT). Of a socket that has been
+ * closed no program waits: as long as TCP has those (tcp_orphan_retries).
+ */
+#define ANSWER_TIME	(20 * 60 * HZ)
+#define ORPHAN_TIME	(100 * HZ)
+
+/*
+ * So long bytes of a lane are kept while TCP has not what is before them: they take what is
+ * there for all connections. Without memory, what was kept of a connection that cannot go on
+ * is lost after that.
+ */
+#define KEPT_TIME	(60 * HZ)
 
 /* What is kept of all connections takes no more, in bytes: no socket has paid for it yet. */
 #define KEPT_MAX	(64L << 20)
@@ -46,6 +60,9 @@ static void wake(struct stream *stream)
 	local_bh_disable();
 	sk->sk_data_ready(sk);
 	sk->sk_write_space(sk);
+	/* A FIN that could not be told of can be now. */
+	if (READ_ONCE(sk->sk_shutdown) & RCV_SHUTDOWN)
+		sk->sk_state_change(sk);
 	local_bh_enable();
 }
 
@@ -306,6 +323,23 @@ static int merge(struct stream *stream)
 }
 
 /**
+ * stream_merge_kept() - have what was kept of a lane be TCP's now
+ * @stream: the stream
+ *
+ * Return: 0; -EAGAIN as long as TCP has not what is before it; or another negative errno,
+ * on which the work acts.
+ */
+int stream_merge_kept(struct stream *stream)
+{
+	int err;
+
+	lock_sock(stream->sk);
+	err = merge(stream);
+	release_sock(stream->sk);
+	return err;
+}
+
+/**
  * stream_lower_rcvbuf() - have the receive buffer as large again as it was
  * @stream: the stream; its socket is locked, or its spinlock is held and no task owns it
  *
@@ -359,9 +393,7 @@ static void go_over(struct stream *stream)
 		mutex_lock(&stream->rx_ring);
 		stream_keep(stream);
 		mutex_unlock(&stream->rx_ring);
-		lock_sock(stream->sk);
-		err = merge(stream);
-		release_sock(stream->sk);
+		err = stream_merge_kept(stream);
 		if (err == -EPROTO)
 			stream->spoilt = true;
 		changed = true;
@@ -402,6 +434,8 @@ static bool peek(struct sock *sk, u32 seq, void *to, unsigned int size)
 	u32 offset;
 
 	sock_owned_by_me(sk);
+	if (before(tcp_sk(sk)->rcv_nxt, seq + size))
+		return false;
 	skb_queue_walk(&sk->sk_receive_queue, skb) {
 		offset = seq + done - TCP_SKB_CB(skb)->seq;
 		if (offset >= skb->len)
@@ -454,10 +488,13 @@ static int hear_answer(struct stream *stream)
 	u32 got;
 
 	err = merge(stream);
+	if (!err && !peek(sk, stream->seq, &answer, sizeof(answer)))
+		err = -EAGAIN;
+	/* Behind a FIN nothing comes. */
+	if (err == -EAGAIN && sock_flag(sk, SOCK_DONE))
+		return -EPROTO;
 	if (err)
 		return err == -ENOMEM ? -EAGAIN : err;
-	if (!peek(sk, stream->seq, &answer, sizeof(answer)))
-		return -EAGAIN;
 	got = le32_to_cpu(answer.got) - stream->unsent_from;
 	if (le64_to_cpu(answer.nonce) != stream->nonce || got > stream->unsent_size)
 		return -EPROTO;
@@ -467,7 +504,7 @@ static int hear_answer(struct stream *stream)
 		WRITE_ONCE(stream->heard, false);
 	mutex_unlock(&stream->rx_ring);
 	if (err)
-		return -EAGAIN;
+		return err == -ENOMEM ? -EAGAIN : err;
 	stream_lower_rcvbuf(stream);
 	/* What TCP sends again did not go by the lane. */
 	WRITE_ONCE(stream->sent, stream->sent - (stream->unsent_size - got));
@@ -522,7 +559,7 @@ static int forget(struct stream *stream)
 	 * where the connection has ended or a minute has gone: rmmod waits for this.
 	 */
 	if (err == -EAGAIN || err == -EPROTO || is_gone(stream) ||
-	    time_after(jiffies, stream->since + ANSWER_TIME))
+	    time_after(jiffies, stream->since + KEPT_TIME))
 		err = 0;
 	if (!err && before(seq, tcp_sk(sk)->rcv_nxt)) {
 		/* A FIN behind it is not the end of what is there. */
@@ -610,9 +647,7 @@ static int settle(struct stream *stream)
 		return 0;
 	/* What has come can be read, whatever the peer does now, and its answer can come. */
 	if (!stream->answered) {
-		lock_sock(stream->sk);
-		err = merge(stream);
-		release_sock(stream->sk);
+		err = stream_merge_kept(stream);
 		if (err == -EPROTO)
 			return err;
 	}
@@ -624,16 +659,42 @@ static int settle(struct stream *stream)
 	return err;
 }
 
+/*
+ * When to look again for the peer's answer: soon at first; where it takes long, not much
+ * later than it comes.
+ */
+static unsigned long retry_after(const struct stream *stream)
+{
+	unsigned long most = clamp((jiffies - stream->since) / 8,
+				   RETRY_MAX, (unsigned long)RETRY_LATE);
+
+	return clamp(stream->retry * 2, RETRY, most);
+}
+
+/* Whether the peer has had its time. One that has answered takes the rest as TCP's window says. */
+static bool is_late(const struct stream *stream)
+{
+	unsigned long time = ANSWER_TIME;
+
+	if (stream->orphan)
+		time = ORPHAN_TIME;
+	else if (stream->answered)
+		return false;
+	if (!skb_queue_empty_lockless(&stream->kept))
+		time = KEPT_TIME;
+	return time_after(jiffies, READ_ONCE(stream->since) + time);
+}
+
 /* What became of the lane is known. */
 static void come_back(struct stream *stream)
 {
 	int err = is_gone(stream) ? -ENOTCONN : settle(stream);
 
 	if (!stream->retry)
-		stream->since = jiffies;
+		WRITE_ONCE(stream->since, jiffies);
 	if (err == -EAGAIN) {
-		stream->retry = clamp(stream->retry * 2, RETRY, RETRY_MAX);
-		if (time_before(jiffies, stream->since + ANSWER_TIME)) {
+		stream->retry = retry_after(stream);
+		if (!is_late(stream)) {
 			stream_queue(stream, stream->retry);
 			return;
 		}
@@ -686,12 +747,35 @@ static void end_spoilt(struct stream *stream)
 	}
 }
 
+/*
+ * Have TCP send an acknowledgment, of what it had acknowledged already: whoever follows the
+ * connection on its way (conntrack, a firewall) is to see that it lives. Programs do not.
+ */
+static void speak(struct stream *stream)
+{
+	struct sock *sk = stream->sk;
+	int how;
+
+	lock_sock(sk);
+	if (test_bit(STREAM_DEAD, &stream->flags)) {
+		release_sock(sk);
+		return;
+	}
+	inet_csk_schedule_ack(sk);
+	/* Now, and no others sooner, or later, than they would be. */
+	how = inet_csk_in_pingpong_mode(sk) ? 2 : 1;
+	release_sock(sk);
+	tcp_sock_set_quickack(sk, how);
+}
+
 /** stream_work() - what a stream has to do that takes time */
 void stream_work(struct work_struct *work)
 {
 	struct stream *stream = container_of(to_delayed_work(work), struct stream,
 					     work);
 
+	if (test_and_clear_bit(STREAM_SPEAK, &stream->flags))
+		speak(stream);
 	if (!READ_ONCE(stream->held)) {
 		if (test_bit(STREAM_WANTED, &stream->flags))
 			stream_open_lane(stream);
@@ -755,6 +839,16 @@ void stream_go_back(struct stream *stream)
 void stream_look_idle(struct stream *stream)
 {
 	u32 seen = READ_ONCE(stream->sent) + READ_ONCE(stream->got);
+	unsigned int keep_alive = READ_ONCE(stream_keep_alive);
+
+	if (!READ_ONCE(stream->held)) {
+		stream->spoke = jiffies;
+	} else if (keep_alive &&
+		   time_after(jiffies, stream->spoke + keep_alive * HZ)) {
+		stream->spoke = jiffies;
+		set_bit(STREAM_SPEAK, &stream->flags);
+		stream_queue(stream, 0);
+	}
 
 	/* A signal is wanted by now, and nobody has read since. */
 	if (sock_flag(stream->sk, SOCK_FASYNC) && !READ_ONCE(stream->polled)) {

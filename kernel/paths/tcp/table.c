@@ -106,6 +106,7 @@ struct stream *stream_make(struct sock *sk, unsigned int family, bool active)
 	stream->sk = sk;
 	stream->family = family;
 	stream->active = active;
+	stream->spoke = jiffies;
 	stream->again = 1;
 	kref_init(&stream->refs);
 	INIT_DELAYED_WORK(&stream->work, stream_work);

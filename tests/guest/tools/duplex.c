@@ -224,8 +224,8 @@ static void by_edges(struct end *end)
 		/* No edge tells of what was left. */
 		if (out < 0 || in < 0 || (out == 1 && in == 1))
 			continue;
-		if (epoll_wait(epoll, &event, 1, 20000) == 0)
-			fail("no event for 20 s: out %d in %d", out, in);
+		if (epoll_wait(epoll, &event, 1, 120000) == 0)
+			fail("no event for 120 s: out %d in %d", out, in);
 	}
 	close(epoll);
 }
