@@ -2,7 +2,7 @@
 """A machine that talks to itself through a peer: both ends of a connection are in one network namespace.
 
 namespace s
-va 10.9.0.1 ---- veth pair ---- vb 10.9.0.2
+va 10.99.0.1 ---- veth pair ---- vb 10.99.0.2
      `------- vmloop_loopback ------'
 
 Test suites have client and server in one process. What a machine sends to an address of its own never leaves the
@@ -10,9 +10,11 @@ loopback interface, which has no peers. So in this namespace each address is rea
 come before those of local addresses, and both interfaces take what comes from an address of their own.
 """
 
-from vmlab import Lab, paths
+from pathlib import Path
 
-HERE, THERE = "10.9.0.1", "10.9.0.2"
+from vmlab import Lab, console, paths
+
+HERE, THERE = "10.99.0.1", "10.99.0.2"
 """What connects without a name of its own has the first address; `localhost` is the second."""
 MAC = ("02:00:00:00:00:01", "02:00:00:00:00:02")
 PARAMETERS = "/sys/module/vmloop_tcp/parameters"
@@ -49,6 +51,7 @@ class Machine:
 
     def __init__(self, lab: Lab) -> None:
         self.host = lab.host
+        self.way = "tcp"
         self.release = self.host.run(["uname", "-r"]).out.strip()
         self._load("vmloop")
         self._load("vmloop_net")
@@ -64,9 +67,21 @@ class Machine:
         """Run a command in the namespace; its output."""
         return self.host.run(["ip", "netns", "exec", "s", "sh", "-c", command], timeout=timeout).out
 
+    def unpack(self, archive: Path, to: str) -> None:
+        """Have what an archive of the outside's holds in a directory of the machine's memory."""
+        self.inside(f"rm -rf {to} && mkdir {to} && tar -xf {archive} -C {to}", timeout=10 * PATIENCE)
+
+    def keep(self, suite: str, text: str) -> str:
+        """Have what a suite said in out/suites/, for people; returns it."""
+        log = paths.OUT / "suites" / f"{suite.replace(' ', '-').replace('/', '-')}.{self.way}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text)
+        return text
+
     def have_streams(self, wanted: bool) -> None:
         """Have the stream path, with which each connection asks for a lane with its first byte; or not."""
         self.host.run("! grep -q ^vmloop_tcp /proc/modules || rmmod vmloop_tcp", timeout=2 * PATIENCE)
+        self.way = "streams" if wanted else "tcp"
         if wanted:
             self._load("vmloop_tcp", "after_bytes=1", "after_calls=1")
 
@@ -78,7 +93,5 @@ class Machine:
         return dict(zip(names, map(int, values), strict=True))
 
     def complaints(self) -> list[str]:
-        """Lines of the kernel's log that should not be."""
-        words = "BUG:|WARNING:|Oops|detected stall|INFO: task|general protection"
-        found = self.host.run(f"dmesg | grep -E '{words}'", check=False)
-        return found.out.splitlines()
+        """Lines of the kernel's log that should not be; each is said once."""
+        return [one.line for one in console.scan(self.host.name, self.host.run("dmesg -c").out)]

@@ -29,32 +29,48 @@ def count(results: Results) -> dict[str, int]:
     return {word: counted[word] for word in WORDS}
 
 
+def worst(one: str | None, other: str) -> str:
+    """Of two results of one test."""
+    return max(one or other, other, key=("passed", "skipped", "failed").index)
+
+
+@dataclass
+class Run:
+    """What one run of a suite came to."""
+
+    results: Results
+    status: int
+    """With which it ended: of errors outside of tests only that tells."""
+    cut: str = ""
+    """Why not all of it ran; empty if it went to its end."""
+    seconds: float = 0
+
+
 @dataclass
 class Comparison:
     """A suite without the stream path and with it."""
 
     suite: str
     version: str
-    plain: Results
-    stream: Results
+    plain: Run
+    stream: Run
     counted: dict[str, int]
     """The stream path's counters of the run with it."""
-    seconds: tuple[float, float]
-    status: tuple[int, int]
-    """With which both runs ended: of errors outside of tests only that tells."""
     notes: list[str] = field(default_factory=list)
 
     @property
     def differences(self) -> list[str]:
         """Tests that came to something else, or that only one of the runs had."""
-        names = sorted(self.plain.keys() | self.stream.keys())
-        both = ((name, self.plain.get(name, "absent"), self.stream.get(name, "absent")) for name in names)
+        ran = (self.plain.results, self.stream.results)
+        names = sorted(ran[0].keys() | ran[1].keys())
+        both = ((name, ran[0].get(name, "absent"), ran[1].get(name, "absent")) for name in names)
         return [f"{name}: {plain}, with streams {stream}" for name, plain, stream in both if plain != stream]
 
     @property
     def passed(self) -> int:
         """How many tests passed both ways."""
-        return sum(word == self.stream.get(name) == "passed" for name, word in self.plain.items())
+        stream = self.stream.results
+        return sum(word == stream.get(name) == "passed" for name, word in self.plain.results.items())
 
     @property
     def complaints(self) -> list[str]:
@@ -63,12 +79,15 @@ class Comparison:
         # What went by no lane says nothing of lanes; nor does a suite of which little ran.
         if self.counted["rx_bytes"] < 1 << 16:
             found.append("next to nothing of it went by a lane")
-        if count(self.plain)["passed"] < 50:
+        if count(self.plain.results)["passed"] < 50:
             found.append("few of its tests passed on TCP")
         if self.counted["reset"]:
             found.append(f"{self.counted['reset']} connections were reset, though both ends are honest")
-        if self.status[0] != self.status[1]:
-            found.append(f"it ended with {self.status[0]} on TCP, with {self.status[1]} with streams")
+        if self.plain.status != self.stream.status:
+            found.append(f"it ended with {self.plain.status} on TCP, with {self.stream.status} with streams")
+        for way, one in (("on TCP", self.plain), ("with streams", self.stream)):
+            if one.cut:
+                found.append(f"{way} not all of it ran: {one.cut}")
         return found
 
     def record(self) -> dict[str, Any]:
@@ -76,13 +95,13 @@ class Comparison:
         return {
             "suite": self.suite,
             "version": self.version,
-            "plain": count(self.plain),
-            "stream": count(self.stream),
+            "plain": count(self.plain.results),
+            "stream": count(self.stream.results),
             "differences": self.differences,
-            "failed": sorted(name for name, word in self.stream.items() if word == "failed"),
+            "failed": sorted(name for name, word in self.stream.results.items() if word == "failed"),
             "lanes": self.counted["paired"],
             "bytes_by_lanes": self.counted["rx_bytes"],
             "reset": self.counted["reset"],
-            "seconds": [round(seconds) for seconds in self.seconds],
+            "seconds": [round(one.seconds) for one in (self.plain, self.stream)],
             "notes": self.complaints,
         }

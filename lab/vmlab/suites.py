@@ -4,6 +4,7 @@
     for package in suites.fetch("trixie-backports", ["linux-image-amd64"]):
         print(package.name, package.version, package.path)
     root = suites.unpack("trixie", ["qemu-system-x86"], with_dependencies=True)
+    source = suites.source("bookworm", "libuv1")
 
 They come from the mirror of the outside's own apt sources, with its keys, by
 apt with lists of its own in .cache/suites/. Nothing is installed, and the
@@ -32,8 +33,8 @@ from .paths import CACHE
 TOP = CACHE / "suites"
 BACKPORTS = "-backports"
 
-# The indexes of packages are all that is wanted. What the outside has apt do after an update is meant for its own
-# lists. The user of apt's sandbox may not be able to reach the checkout. A mirror that
+# The indexes of packages, or of sources, are all that is wanted. What the outside has apt do after an update is meant
+# for its own lists. The user of apt's sandbox may not be able to reach the checkout. A mirror that
 # keeps a day of the past has Release files whose time is over.
 SETTINGS = """\
 #clear APT::Update::Pre-Invoke;
@@ -44,6 +45,12 @@ Acquire::IndexTargets::deb::Packages {{
     MetaKey "$(COMPONENT)/binary-$(ARCHITECTURE)/Packages";
     ShortDescription "Packages";
     Description "$(RELEASE)/$(COMPONENT) $(ARCHITECTURE) Packages";
+    Optional "0";
+}};
+Acquire::IndexTargets::deb-src::Sources {{
+    MetaKey "$(COMPONENT)/source/Sources";
+    ShortDescription "Sources";
+    Description "$(RELEASE)/$(COMPONENT) sources";
     Optional "0";
 }};
 Acquire::Languages "none";
@@ -132,18 +139,18 @@ def _mirror() -> tuple[str, str]:
     raise VmlabError("apt has no list of Debian's own packages here: run apt-get update")
 
 
-def source_stanza(site: str, trust: str, suite: str) -> str:
-    """The apt source of a suite; a suite of backports stands on its base."""
+def source_stanza(site: str, trust: str, suite: str, types: str = "deb") -> str:
+    """The apt source of a suite; a suite of backports stands on its base. ``types``: deb, or deb-src."""
     names = [suite.removesuffix(BACKPORTS), suite] if suite.endswith(BACKPORTS) else [suite]
-    return f"Types: deb\nURIs: {site}\nSuites: {' '.join(names)}\nComponents: main\n{trust}"
+    return f"Types: {types}\nURIs: {site}\nSuites: {' '.join(names)}\nComponents: main\n{trust}"
 
 
-def _prepare(top: Path, suite: str) -> None:
-    """Write apt's configuration for a suite, and fetch its lists."""
+def _prepare(top: Path, suite: str, types: str = "deb") -> None:
+    """Write apt's configuration for a suite, and fetch its lists: of packages, or of sources (deb-src)."""
     for name in ("state/lists/partial", "cache/archives/partial", "deb"):
         (top / name).mkdir(parents=True, exist_ok=True)
     (top / "state/status").touch()
-    (top / "debian.sources").write_text(source_stanza(*_mirror(), suite))
+    (top / "debian.sources").write_text(source_stanza(*_mirror(), suite, types))
     (top / "apt.conf").write_text(SETTINGS.format(top=top, release=suite))
     # Without this option a list that cannot be had is a warning only.
     _run(_apt(top, "update", "-o", "APT::Update::Error-Mode=any"), f"fetch the lists of {suite}")
@@ -204,6 +211,31 @@ def fetch(suite: str, names: Iterable[str], *, with_dependencies: bool = False) 
 def _package(path: Path) -> Package:
     name, version, _ = path.name.split("_", 2)
     return Package(name, urllib.parse.unquote(version), path)
+
+
+def source(suite: str, name: str) -> Path:
+    """The source of a package, unpacked, with Debian's patches; not to be changed.
+
+    Made once: remove .cache/suites/SUITE-source to have a newer one. Raises VmlabError.
+    """
+    with _locked(f"{suite}-source") as top:
+        tree = top / "tree" / name
+        if not tree.exists():
+            _prepare(top, suite, "deb-src")
+            what = f"download the source of {name} of {suite}"
+            listed = _run(_apt(top, "source", "--download-only", "--print-uris", name), what)
+            described = re.search(r"'\S+' (\S+\.dsc) ", listed)
+            if not described:
+                raise VmlabError(f"{what}: apt names no .dsc file")
+            _run(_apt(top, "source", "--download-only", name), what, cwd=top / "deb")
+            new = tree.with_suffix(".new")
+            shutil.rmtree(new, ignore_errors=True)
+            new.parent.mkdir(exist_ok=True)
+            # apt has checked it, by the keys of the mirror.
+            words: list[str | Path] = ["dpkg-source", "--no-check", "-x", top / "deb" / described.group(1), new]
+            _run(words, f"unpack {described.group(1)}")
+            new.rename(tree)
+    return tree
 
 
 def unpack(suite: str, names: Iterable[str], *, with_dependencies: bool = False) -> Path:

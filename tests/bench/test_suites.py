@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """What suites/ makes of reports, without a machine."""
 
-from suites.result import Comparison, count, of_junit
+from suites import go, haproxy, libuv, outside, postgres, redis
+from suites.result import Comparison, Run, count, of_junit
 
 REPORT = """<testsuites tests="4">
 <testsuite start="2026"><testcase name="test.test_socket.A.test_one" status="run" result="completed" time="0.1"/>
@@ -13,7 +14,7 @@ REPORT = """<testsuites tests="4">
 
 def comparison(stream: dict[str, str]) -> Comparison:
     counted = {"paired": 4, "rx_bytes": 1 << 20, "reset": 0}
-    return Comparison("a suite", "1.0", of_junit(REPORT), stream, counted, (1.2, 2.7), (2, 2))
+    return Comparison("a suite", "1.0", Run(of_junit(REPORT), 2, "", 1.2), Run(stream, 2, "", 2.7), counted)
 
 
 def test_complaints():
@@ -21,10 +22,10 @@ def test_complaints():
     assert comparison({}).complaints == ["few of its tests passed on TCP"]
     many = {f"test_{number}": "passed" for number in range(50)}
     counted = {"paired": 4, "rx_bytes": 1 << 16, "reset": 0}
-    assert Comparison("a suite", "1.0", many, many, counted, (1, 1), (0, 0)).complaints == []
+    assert Comparison("a suite", "1.0", Run(many, 0), Run(many, 0), counted).complaints == []
     counted |= {"rx_bytes": 1000, "reset": 2}
-    one = Comparison("a suite", "1.0", many, many, counted, (1, 1), (0, 1), ["kernel: BUG"])
-    assert [line.split()[0] for line in one.complaints] == ["kernel:", "next", "2", "it"]
+    one = Comparison("a suite", "1.0", Run(many, 0), Run(many, 1, "panic"), counted, ["kernel: BUG"])
+    assert [line.split()[0] for line in one.complaints] == ["kernel:", "next", "2", "it", "with"]
 
 
 def test_a_report():
@@ -55,3 +56,55 @@ def test_differences():
         "test.test_socket.A.test_one: passed, with streams failed",
         "test.test_socket.A.test_two: failed, with streams absent",
     ]
+
+
+def test_what_suites_say():
+    """Each has words of its own for a result, and for its end: without that, not all of it ran."""
+    said = "=== RUN   TestA\n--- PASS: TestA (0.00s)\n    --- FAIL: TestA/b (1.20s)\nserver log--- SKIP: TestC (0.0s)\n"
+    said += "--- FAIL: TestD (0.0s)\n--- PASS: TestD (0.0s)\n"
+    one = go.run_of("net", said + "FAIL\n", 1)
+    assert one.results == {
+        "net.TestA": "passed",
+        "net.TestA/b": "failed",
+        "net.TestC": "skipped",
+        "net.TestD": "failed",
+    }
+    assert not one.cut
+    assert go.run_of("net", said, 1).cut
+    assert go.run_of("net", said + "panic: test timed out after 1s\nFAIL\n", 2).cut
+
+    said = "1..3\nok 1 - one\n# Output\nnot ok 2 - two\n"
+    assert libuv.run_of(said, 1).cut
+    one = libuv.run_of(said + "ok 3 - three # SKIP not here\n", 1)
+    assert (one.results, one.cut) == ({"one": "passed", "two": "failed", "three": "skipped"}, "")
+
+    said = "a/b.vtc 0\n*** h1 c.vtc 1\nd/e.vtc 77\nf.vtc 2\n"
+    assert haproxy.run_of(said).cut and haproxy.run_of(said + "4 files\n").cut
+    one = haproxy.run_of(said + "3 files\n")
+    assert (one.results, one.cut) == ({"a/b.vtc": "passed", "d/e.vtc": "skipped", "f.vtc": "failed"}, "")
+
+    said = (
+        "\x1b[0;32m[ok]\x1b[0m: SET and GET (3 ms)\n[ok]: SET and GET (17 ms)\n[err]: 12 clients in tests/unit/a.tcl\n"
+    )
+    assert redis.run_of(said + "status 1").cut
+    one = redis.run_of(said + "!!! WARNING The following tests failed:\nstatus 1")
+    assert one.results == {"SET and GET#1": "passed", "SET and GET#2": "passed", "N clients#1": "failed"}
+    assert (one.status, one.cut) == (1, "")
+
+    said = "test boolean ... ok   12 ms\nparallel group (2 tests):  a b\n     char  ... FAILED  9 ms\n"
+    assert postgres.run_of(said + "status 2").cut
+    one = postgres.run_of(said + "===\n 1 of 2 tests failed. \n===\nstatus 1")
+    assert (one.results, one.status, one.cut) == ({"boolean": "passed", "char": "failed"}, 1, "")
+
+
+def test_address(tmp_path):
+    """All files of a copy name the peer, programs, too, which stay as long; those of other trees stay as they are."""
+    tree, copy = tmp_path / "tree", tmp_path / "copy"
+    (tree / "in").mkdir(parents=True)
+    (tree / "in/program").write_bytes(b"\0\xff127.0.0.1\0next")
+    (tree / "link").symlink_to("in/program")
+    outside.copy(tree, copy, links=True)
+    outside.redirect([copy])
+    assert (copy / "in/program").read_bytes() == b"\0\xff10.99.0.2\0next"
+    assert (tree / "in/program").read_bytes() == b"\0\xff127.0.0.1\0next"
+    assert (copy / "link").is_symlink()

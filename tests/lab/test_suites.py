@@ -39,6 +39,32 @@ def publish(mirror, suite, paragraphs):
     )
 
 
+def publish_sources(mirror, suite, described):
+    """Write a suite's list of sources, with one package, beside that of its packages."""
+    text = described.read_text().replace("Source:", "Package:")
+    lines = [line for line in text.splitlines() if line]
+    digests, files = [], []
+    for path in [described, *described.parent.glob(f"{described.stem}.tar.*")]:
+        data = path.read_bytes()
+        digests.append(f" {hashlib.sha256(data).hexdigest()} {len(data)} {path.name}")
+        files.append(f" {hashlib.md5(data).hexdigest()} {len(data)} {path.name}")
+    kept: list[str | None] = []
+    for line in lines:
+        if line.startswith(("Checksums-", "Files")):
+            kept.append(None)
+        elif line.startswith(" ") and kept and kept[-1] is None:
+            continue
+        else:
+            kept.append(line)
+    paragraph = [*filter(None, kept), "Directory: pool", "Files:", *files, "Checksums-Sha256:", *digests]
+    top = mirror / "dists" / suite
+    (top / "main/source").mkdir(parents=True)
+    data = ("\n".join(paragraph) + "\n").encode()
+    (top / "main/source/Sources").write_bytes(data)
+    with (top / "Release").open("a") as release:
+        release.write(f" {hashlib.sha256(data).hexdigest()} {len(data)} main/source/Sources\n")
+
+
 @pytest.fixture
 def mirror(tmp_path, monkeypatch):
     """A mirror with a suite and its backports, and a cache of the test's own."""
@@ -91,6 +117,31 @@ def test_files_of_packages_that_several_unpack(mirror):
     assert subprocess.run(["sh", root / "bin/tool"], capture_output=True, text=True).stdout == "2:1.0\n"
     assert (root / "usr/bin/library").exists()
     assert [path.name for path in root.parent.iterdir()] == [root.name]
+
+
+def test_a_source(mirror):
+    """With its patches, and never a part of it."""
+    tree = mirror / "build/library-1.0"
+    (tree / "debian/source").mkdir(parents=True)
+    (tree / "debian/source/format").write_text("3.0 (native)\n")
+    (tree / "debian/control").write_text(
+        "Source: library\nMaintainer: N <n@b>\n\nPackage: library\nArchitecture: all\n"
+    )
+    (tree / "debian/changelog").write_text(
+        "library (1.0) new; urgency=low\n\n  * .\n\n -- N <n@b>  Sat, 01 Jan 2022 00:00:00 +0000\n"
+    )
+    (tree / "code.c").write_text("int one;\n")
+    subprocess.run(["dpkg-source", "-b", tree.name], cwd=tree.parent, check=True, capture_output=True)
+    for path in [*tree.parent.glob("library_*.dsc"), *tree.parent.glob("library_*.tar.*")]:
+        path.rename(mirror / "pool" / path.name)
+    publish_sources(mirror, "new", mirror / "pool/library_1.0.dsc")
+    assert (suites.source("new", "library") / "code.c").read_text() == "int one;\n"
+    assert names(suites.fetch("new", ["library"])) == [("library", "1.0")]
+    (mirror / "dists").rename(mirror / "gone")
+    assert (suites.source("new", "library") / "code.c").exists()
+    (mirror / "gone").rename(mirror / "dists")
+    with pytest.raises(VmlabError, match="Unable to find a source package for nonsense"):
+        suites.source("new", "nonsense")
 
 
 def test_what_cannot_be_had(mirror):

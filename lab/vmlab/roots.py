@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Roots with Debian's programs, unpacked and not installed: for machines that run what the outside does not have.
+
+    archive = roots.build("servers", "bookworm", ["nginx-light", "wrk"])
+    roots.place(guest, archive, "/run/servers")
+    guest.run(roots.command("/run/servers", "wrk http://10.0.0.2/"))
+
+They have their own libraries, whatever the outside runs, and are in a machine's memory. No script of a package has run
+in them; there are two users, root and `tester`.
+"""
+
+import hashlib
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from . import kernels, paths, suites
+from .errors import VmlabError
+from .machine import Machine
+
+MADE = paths.CACHE / "roots"
+USER = 1000
+"""Of `tester`."""
+LEFT_OUT = (
+    "usr/include",
+    "usr/share/[dilm]*",
+    "usr/lib/gcc",
+    "usr/lib/llvm-14",
+    "usr/lib/python3*",
+    "usr/lib/postgresql/15/lib/bitcode",
+    "usr/lib/x86_64-linux-gnu/*.a",
+    "usr/lib/x86_64-linux-gnu/lib[altu]*san.so*",
+    "usr/lib/x86_64-linux-gnu/libLLVM*",
+    "usr/lib/x86_64-linux-gnu/libclang*",
+    "usr/bin/*lto-dump*",
+    "usr/bin/python3*",
+)
+"""What is large, and not run: compilers, documentation; and what a database compiles queries with."""
+MOUNTED = ("proc", "sys", "dev")
+PASSWD = f"root:x:0:0::/root:/bin/sh\ntester:x:{USER}:{USER}::/tmp:/bin/sh\n"
+GROUP = f"root:x:0:\ntester:x:{USER}:\n"
+
+
+def build(
+    name: str,
+    suite: str,
+    packages: Iterable[str],
+    change: Callable[[Path], None] | None = None,
+    identity: object = None,
+) -> Path:
+    """The archive of a root with packages of a suite and all that they need; made once.
+
+    ``change`` may alter the root before it is packed; what that depends on is in ``identity``. Raises VmlabError.
+    """
+    unpacked = suites.unpack(suite, packages, with_dependencies=True)
+    content = hashlib.sha256(repr((unpacked.name, LEFT_OUT, PASSWD, identity)).encode()).hexdigest()[:12]
+    archive = MADE / f"{name}-{content}.tar"
+    with kernels.cache_lock(f"root-{name}"):
+        if not archive.exists():
+            root = MADE / f"{name}.new"
+            shutil.rmtree(root, ignore_errors=True)
+            shutil.copytree(unpacked, root, symlinks=True)
+            _trim(root)
+            if change:
+                change(root)
+            fresh = archive.with_suffix(".new")
+            done = subprocess.run(
+                ["tar", "--owner=0", "--group=0", "--numeric-owner", "-cf", fresh, "-C", root, "."],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                raise VmlabError(f"pack {archive.name}: {done.stderr.strip()}")
+            shutil.rmtree(root)
+            for old in MADE.glob(f"{name}-*.tar"):
+                old.unlink()
+            fresh.rename(archive)
+    return archive
+
+
+def _trim(root: Path) -> None:
+    for pattern in LEFT_OUT:
+        for path in root.glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    for name in (*MOUNTED, "tmp", "root"):
+        (root / name).mkdir(exist_ok=True)
+    if not (root / "usr/bin/awk").exists() and (root / "usr/bin/mawk").exists():
+        (root / "usr/bin/awk").symlink_to("mawk")  # what a script of the package does
+    (root / "etc/passwd").write_text(PASSWD)
+    (root / "etc/group").write_text(GROUP)
+
+
+def place(machine: Machine, archive: Path, root: str, timeout: float = 300) -> None:
+    """Have a root in a machine's memory, unless this one is there."""
+    if machine.run(f"cat {root}.is", check=False).out.strip() == archive.name:
+        return
+    remove(machine, root)
+    machine.run(
+        f"mkdir -p {root} && tar -xf {archive} -C {root} && chmod 1777 {root}/tmp && cp /etc/hosts {root}/etc/hosts && "
+        f"for name in {' '.join(MOUNTED)}; do mount --rbind /$name {root}/$name && mount --make-rslave {root}/$name "
+        f"|| exit 1; done; "
+        f"echo {archive.name} >{root}.is",
+        timeout=timeout,
+    )
+
+
+def remove(machine: Machine, root: str) -> None:
+    """Give the memory of a root back; nothing of it may run any more."""
+    mounts = " ".join(f"{root}/{name}" for name in MOUNTED)
+    machine.run(f"for at in {mounts}; do ! mountpoint -q $at || umount -R $at || exit 1; done; rm -rf {root} {root}.is")
+
+
+def command(root: str, script: str, user: int = 0) -> str:
+    """A command of a machine's shell that runs a script in a root, as a user."""
+    as_user = f"setpriv --reuid={user} --regid={user} --clear-groups " if user else ""
+    environment = "env -i PATH=/usr/sbin:/usr/bin HOME=/tmp LC_ALL=C.UTF-8"
+    return f"exec {environment} chroot {root} {as_user}/bin/sh -c {shlex.quote(script)}"

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What is made of a suite on the outside, once: trees in which 127.0.0.1 is the peer's address, and archives of them.
+
+Suites name 127.0.0.1 in sources, scripts and programs, and that is the loopback interface's. THERE is as long, so
+it can stand in its place everywhere, in a program, too.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from vmlab import VmlabError, kernels, paths
+
+from .machine import THERE
+
+MADE = paths.CACHE / "suites/made"
+LOOPBACK = b"127.0.0.1"
+assert len(LOOPBACK) == len(THERE)
+
+
+def run(words: list[str | Path], what: str, cwd: Path | None = None, **environment: str) -> str:
+    """Run a program on the outside, at a low priority; its output. Raises VmlabError."""
+    words = ["nice", *words]
+    env = {**os.environ, **environment}
+    done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise VmlabError(f"{what}: {(done.stderr or done.stdout)[-2000:].strip() or f'status {done.returncode}'}")
+    return done.stdout
+
+
+def version(source: Path) -> str:
+    """Of a source package."""
+    return (source / "debian/changelog").read_text().partition("(")[2].partition(")")[0]
+
+
+def copy(tree: Path, to: Path, links: bool = False) -> None:
+    """A copy of a tree that may be changed; what links name becomes part of it, or links stay (``links``)."""
+    shutil.copytree(tree, to, symlinks=links, dirs_exist_ok=True)
+
+
+def copy_file(path: Path, to: Path) -> None:
+    """A copy of one file that may be changed."""
+    shutil.copy2(path, to)
+
+
+def redirect(trees: Iterable[Path]) -> None:
+    """Have the peer's address in the place of 127.0.0.1 in all files of trees of one's own."""
+    for tree in trees:
+        for path in [tree] if tree.is_file() else tree.rglob("*"):
+            if path.is_symlink() or not path.is_file():
+                continue
+            data = path.read_bytes()
+            if LOOPBACK in data:
+                path.write_bytes(data.replace(LOOPBACK, THERE.encode()))
+
+
+def made(name: str, identity: object, make: Callable[[Path], Iterable[str]]) -> Path:
+    """The archive of a suite, made unless that has been done.
+
+    ``make`` is given an empty directory, and says which of what it left there belongs into the archive. Whatever the
+    result depends on is in ``identity``. Raises VmlabError.
+    """
+    content = hashlib.sha256(repr((identity, THERE)).encode()).hexdigest()[:12]
+    archive = MADE / f"{name}-{content}.tar"
+    with kernels.cache_lock(f"suite-{name}"):
+        if not archive.exists():
+            scratch = MADE / f"{name}.new"
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir(parents=True)
+            print(f"{name}: is built on the outside", flush=True)
+            wanted = list(make(scratch))
+            fresh = archive.with_suffix(".new")
+            run(
+                ["tar", "--owner=0", "--group=0", "--numeric-owner", "-cf", fresh, "-C", scratch, *wanted],
+                f"pack {name}",
+            )
+            shutil.rmtree(scratch)
+            for old in MADE.glob(f"{name}-*.tar"):
+                old.unlink()
+            fresh.rename(archive)
+    return archive
