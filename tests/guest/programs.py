@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Programs that users have, one guest's talking to another's: what each serves with, and what its client is.
+
+They are Debian's, in a root of their own (vmlab.roots). A client runs until it is told to end; one whose connection
+breaks ends by itself, or says so.
+"""
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from vmlab import Guest, roots
+from vmlab.process import Process
+
+from tests.guest.net import HERE, Net, at_once, until
+
+SUITE = "bookworm"
+PACKAGES = (
+    "bash",
+    "coreutils",
+    "dash",
+    "diffutils",
+    "netcat-openbsd",
+    "nginx-light",
+    "openssh-client",
+    "openssh-server",
+    "postgresql-15",
+    "redis-server",
+    "rsync",
+    "util-linux",
+    "wrk",
+)
+ROOT = "/run/programs"
+DATABASE = "PATH=/usr/lib/postgresql/15/bin:$PATH"
+SSH = (
+    "ssh -p 2222 -i /tmp/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "
+    "-o ServerAliveInterval=5 -o ServerAliveCountMax=100"
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A server and its client; SERVER stands for its address."""
+
+    name: str
+    port: int
+    serve: str
+    client: str
+    prepare: str = "true"
+    """What the client's side does first."""
+    user: int = 0
+    """Of the server."""
+    end: int = signal.SIGTERM
+    """The signal after which the client says what it has seen."""
+    wrong: str = "rror|FATAL|abort"
+    """What it says if a connection broke."""
+    right: str = ""
+    """And what it says at its end."""
+    lasting: bool = True
+    """Its connections last as long as it does."""
+
+
+NGINX = """\
+daemon off; user root; worker_processes 1; pid /tmp/nginx.pid; error_log /tmp/nginx.log;
+events {}
+http { access_log off; keepalive_requests 100000000; server { listen 8080; root /tmp/www; } }
+"""
+
+PROGRAMS = (
+    Program(
+        "nginx",
+        8080,
+        f"mkdir -p /tmp/www /var/lib/nginx /var/log/nginx; head -c 65536 /dev/urandom >/tmp/www/file; "
+        f"echo '{NGINX}' >/tmp/nginx.conf; exec nginx -c /tmp/nginx.conf",
+        "exec wrk -t 1 -c 4 -d 3600s --timeout 60s http://SERVER:8080/file",
+        end=signal.SIGINT,
+        wrong="Socket errors|Non-2xx",
+        right="Requests/sec: *[1-9]",
+    ),
+    Program(
+        "redis",
+        6379,
+        "cd /tmp; exec redis-server --port 6379 --bind 0.0.0.0 --protected-mode no --save ''",
+        "exec redis-benchmark -h SERVER -c 4 -d 16384 -t set,get -n 1000000000 -q",
+    ),
+    Program(
+        "postgresql",
+        5432,
+        f"{DATABASE}; cd /tmp; initdb --no-sync -U tester -A trust -D /tmp/db >/tmp/initdb.log && "
+        "echo 'host all all 0.0.0.0/0 trust' >>/tmp/db/pg_hba.conf && "
+        "exec postgres -D /tmp/db -c listen_addresses='*' -c unix_socket_directories= -c fsync=off -c jit=off",
+        f"{DATABASE}; exec pgbench -h SERVER -U tester -c 4 -T 3600 postgres",
+        prepare=f"{DATABASE}; pgbench -h SERVER -U tester -q -i -s 1 postgres",
+        user=roots.USER,
+    ),
+    Program(
+        "ssh",
+        2222,
+        "mkdir -p /run/sshd; ssh-keygen -q -t ed25519 -N '' -f /tmp/host; "
+        "echo sshd:x:998:998::/run/sshd:/usr/sbin/nologin >>/etc/passwd; "
+        "exec /usr/sbin/sshd -D -e -f /dev/null -p 2222 -h /tmp/host -o AuthorizedKeysFile=/tmp/allowed "
+        "-o StrictModes=no -o PermitRootLogin=yes -o UsePAM=no",
+        f"head -c 4194304 /dev/urandom >/tmp/file; while :; do "
+        f"rsync --whole-file --ignore-times -e '{SSH}' /tmp/file root@SERVER:/tmp/copy || "
+        f"{{ echo error: rsync; exit 1; }}; "
+        f'test "$({SSH} root@SERVER sha256sum </tmp/file)" = "$(sha256sum </tmp/file)" || '
+        f"{{ echo error: bytes; exit 1; }}; "
+        f"{SSH} root@SERVER cmp /tmp/copy - </tmp/file || {{ echo error: another file; exit 1; }}; done",
+        # rsync would say of any other that it was an error.
+        end=signal.SIGKILL,
+        wrong="error|lost|reset|closed",
+        lasting=False,
+    ),
+)
+
+
+class Running:
+    """All programs at work."""
+
+    def __init__(self, net: Net, client: Guest, server: Guest) -> None:
+        self.net = net
+        self.client = client
+        self.server = server
+        self.clients: dict[Program, Process] = {}
+        self.servers: dict[Program, Process] = {}
+
+    def start(self, program: Program, stack: ExitStack) -> None:
+        """A server, then its client."""
+
+        def at(script: str) -> str:
+            return script.replace("SERVER", self.server.ip)
+
+        serve = roots.command(ROOT, program.serve, program.user)
+        self.servers[program] = stack.enter_context(self.server.popen(serve))
+        look = roots.command(ROOT, f"nc.openbsd -z {self.server.ip} {program.port}")
+
+        def serves() -> bool:
+            code = self.servers[program].poll()
+            assert code is None, f"{program.name} ended with {code}: {self.servers[program].err}"
+            return self.client.run(look, check=False).code == 0
+
+        until(serves, 90 * self.net.slow, f"{program.name} serves")
+        self.client.run(roots.command(ROOT, at(program.prepare)), timeout=120 * self.net.slow)
+        self.clients[program] = stack.enter_context(self.client.popen(roots.command(ROOT, at(program.client))))
+
+    def lanes(self) -> dict[int, dict[str, int]]:
+        """Bytes of each connection that lanes have carried, by local address, of each program by its port."""
+        found: dict[int, dict[str, int]] = {program.port: {} for program in PROGRAMS}
+        said = self.client.run([f"{HERE}/vmloop", "streams", "--json"], check=False)
+        for one in json.loads(said.out) if said.code == 0 else []:
+            port = int(one["remote"].rpartition(":")[2])
+            if port in found:
+                found[port][one["local"]] = one["bytes_sent"] + one["bytes_received"]
+        return found
+
+    def carried(self) -> dict[int, dict[str, int]]:
+        """The same of all bytes, by lanes and by TCP."""
+        found = self.lanes()
+        for line in self.client.run("ss -tinHO state established").out.splitlines():
+            local, remote = line.split()[2:4]
+            port = int(remote.rpartition(":")[2])
+            if port in found:
+                count = sum(map(int, re.findall(r"bytes_(?:acked|received):(\d+)", line)))
+                found[port][local] = found[port].get(local, 0) + count
+        return found
+
+    def go_on(self, by_lanes: bool = False) -> None:
+        """Wait until each connection of each program has carried more; of a program whose do not last, any of them."""
+        look = self.lanes if by_lanes else self.carried
+        before = look()
+        left: dict[str, set[str]] = {
+            one.name: set(before[one.port]) if one.lasting and before[one.port] else {"any"} for one in PROGRAMS
+        }
+
+        def all_went_on() -> bool:
+            self.check()
+            now = look()
+            for one in PROGRAMS:
+                more = {local for local, n in now[one.port].items() if n > before[one.port].get(local, 0)}
+                left[one.name] -= more | ({"any"} if more else set())
+            return not any(left.values())
+
+        until(all_went_on, 90 * self.net.slow, f"each program goes on{' by lanes' * by_lanes}", left)
+
+    def check(self) -> None:
+        """All clients are at work."""
+        for program, client in self.clients.items():
+            code = client.poll()
+            assert code is None, f"{program.name}'s client ended with {code}: {client.out[-500:]} {client.err[-500:]}"
+
+    def finish(self) -> None:
+        """End all clients; none says that a connection broke."""
+        self.check()
+        for program, client in self.clients.items():
+            client.send_signal(program.end)
+        for program, client in self.clients.items():
+            result = client.wait(60 * self.net.slow)
+            said = result.out + result.err
+            assert not re.search(program.wrong, said), f"{program.name}: {said[-1000:]}"
+            assert re.search(program.right, said), f"{program.name}: {said[-1000:]}"
+
+
+@contextmanager
+def running(net: Net, client: Guest, server: Guest) -> Iterator[Running]:
+    """All programs, from one guest to another."""
+    archive = roots.build("programs", SUITE, PACKAGES)
+    at_once(*(lambda guest=guest: roots.place(guest, archive, ROOT, 300 * net.slow) for guest in (client, server)))
+    client.run(roots.command(ROOT, "test -e /tmp/key || ssh-keygen -q -t ed25519 -N '' -f /tmp/key"))
+    server.run(
+        f"rm -rf {ROOT}/tmp/db {ROOT}/tmp/host*; cat >{ROOT}/tmp/allowed",
+        stdin=client.run(f"cat {ROOT}/tmp/key.pub").out,
+    )
+    one = Running(net, client, server)
+    try:
+        with ExitStack() as stack:
+            for program in PROGRAMS:
+                one.start(program, stack)
+            yield one
+    finally:
+        for guest in (client, server):
+            roots.remove(guest, ROOT)
