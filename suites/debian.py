@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Debian's own programs that suites test, with the peer's address in them for 127.0.0.1."""
+"""Suites that test programs of Debian's packages: these have the peer's address in them for 127.0.0.1."""
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from vmlab import roots, suites
 
 from . import outside
-from .machine import PATIENCE, THERE, Machine
+from .machine import THERE, Machine
+from .result import Run
+from .suite import LONGEST
 
 SUITE = "bookworm"
 PACKAGES = (
@@ -33,12 +37,6 @@ PACKAGES = (
 ROOT = "/tmp/debian"
 
 
-def version(package: str) -> str:
-    """Of one of the packages."""
-    fetched = suites.fetch(SUITE, PACKAGES, with_dependencies=True)
-    return next(one.version for one in fetched if one.name == package)
-
-
 def unpacked() -> Path:
     """Their files, on the outside; not to be changed."""
     return suites.unpack(SUITE, PACKAGES, with_dependencies=True)
@@ -49,13 +47,43 @@ def redirect(root: Path) -> None:
     outside.redirect([root / "usr", root / "etc"])
 
 
-def prepare(machine: Machine) -> None:
-    """Have them in the machine."""
-    roots.place(machine.host, roots.build("suites", SUITE, PACKAGES, redirect, THERE), ROOT)
-    # Those of the namespace.
-    machine.inside(f"cp /etc/hosts {ROOT}/etc/hosts")
+@dataclass(frozen=True)
+class Tests:
+    """Tests of a source package of Debian's, run on the programs of a package."""
 
+    name: str
+    package: str
+    """Whose programs they test."""
+    source: str
+    """The source package that has them."""
+    build: Callable[[Path, Path], Iterable[str]]
+    """Puts the tests of the second directory, the source, into the first; says what of it is wanted, in `/NAME`."""
+    script: str
+    """Runs them."""
+    read: Callable[[str], Run]
+    """What a run came to, from what the script says."""
+    user: int = 0
+    """For those that do not run as root."""
+    identity: object = None
+    """What the tests depend on beside the packages' versions."""
 
-def run(machine: Machine, script: str, user: int = 0, timeout: float = PATIENCE) -> str:
-    """Run a script in their root, below the machine's namespace; its output."""
-    return machine.inside(roots.command(ROOT, script, user), timeout=timeout)
+    def version(self, machine: Machine) -> str:
+        """Of the package."""
+        fetched = suites.fetch(SUITE, PACKAGES, with_dependencies=True)
+        return next(one.version for one in fetched if one.name == self.package)
+
+    def prepare(self, machine: Machine) -> None:
+        """The programs, and the tests below their root."""
+        place = f"{ROOT}/{self.name}"
+        roots.place(machine.host, roots.build("suites", SUITE, PACKAGES, redirect, THERE), ROOT)
+        # Those of the namespace.
+        machine.inside(f"cp /etc/hosts {ROOT}/etc/hosts")
+        source = suites.source(SUITE, self.source)
+        identity = (outside.version(source), unpacked().name, self.identity)
+        machine.unpack(outside.made(self.name, identity, lambda scratch: self.build(scratch, source)), place)
+        machine.inside(f"chown -R {self.user} {place}")
+
+    def run(self, machine: Machine) -> Run:
+        """As the script does it, in the root, below the machine's namespace."""
+        said = machine.inside(roots.command(ROOT, self.script, self.user), timeout=2 * LONGEST)
+        return self.read(machine.keep(self.name, said))

@@ -17,6 +17,7 @@ from .suite import LONGEST
 
 VERSION = "1.24"
 SUITE = "trixie"
+FROM = (f"golang-{VERSION}-go", f"golang-{VERSION}-src")
 PACKAGES = ("net", "net/http", "net/http/httputil", "net/rpc", "net/smtp", "crypto/tls")
 COPY = "/tmp/go"
 LEFT_OUT = "-test.skip '^TestDialParallelSpuriousConnection$'"
@@ -65,9 +66,9 @@ def run_of(package: str, text: str, status: int) -> Run:
     for word, name in re.findall(r"--- (PASS|FAIL|SKIP): (\S+) \(\d", text):
         key = f"{package}.{name}"
         found[key] = worst(found.get(key), WORDS[word])
-    ended = re.search(r"^(PASS|FAIL)$", text, flags=re.MULTILINE) and not re.search(
-        r"^panic: ", text, flags=re.MULTILINE
-    )
+    ended = re.search(r"^(PASS|FAIL)$", text, flags=re.MULTILINE)
+    if re.search(r"^panic: ", text, flags=re.MULTILINE):
+        ended = None
     return Run(found, status, "" if ended else f"{package}: {text[-300:]}")
 
 
@@ -115,19 +116,14 @@ class Go:
 
     name = "go"
 
-    def __init__(self) -> None:
-        self._version = ""
-
     def version(self, machine: Machine) -> str:
-        """Of the package of Debian's."""
-        return self._version
+        """Of the packages of Debian's."""
+        return suites.fetch(SUITE, FROM)[0].version
 
     def prepare(self, machine: Machine) -> None:
         """Their programs, and the files that they read."""
-        names = [f"golang-{VERSION}-go", f"golang-{VERSION}-src"]
-        self._version = suites.fetch(SUITE, names)[0].version
-        unpacked = suites.unpack(SUITE, names)
-        identity = (self._version, PACKAGES, CONNECTION)
+        unpacked = suites.unpack(SUITE, FROM)
+        identity = (self.version(machine), PACKAGES, CONNECTION)
         machine.unpack(outside.made("go", identity, lambda scratch: build(scratch, unpacked)), COPY)
 
     def run(self, machine: Machine) -> Run:

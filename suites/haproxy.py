@@ -5,14 +5,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from vmlab import suites
-
 from . import debian, outside
-from .machine import Machine
 from .result import Run
-from .suite import LONGEST
 
-COPY = f"{debian.ROOT}/haproxy"
 LIMIT = 30
 """Seconds for one of them."""
 WORDS = {0: "passed", 77: "skipped"}
@@ -43,24 +38,5 @@ def build(scratch: Path, source: Path) -> Iterable[str]:
     return ["reg-tests"]
 
 
-class Haproxy:
-    """All of its tests; those that its package's features or this varnishtest do not allow fail."""
-
-    name = "haproxy"
-
-    def version(self, machine: Machine) -> str:
-        """Of the package."""
-        return debian.version("haproxy")
-
-    def prepare(self, machine: Machine) -> None:
-        """The tests, below the programs' root."""
-        debian.prepare(machine)
-        source = suites.source(debian.SUITE, "haproxy")
-        machine.unpack(outside.made("haproxy", outside.version(source), lambda scratch: build(scratch, source)), COPY)
-
-    def run(self, machine: Machine) -> Run:
-        """One after the other."""
-        return run_of(machine.keep(self.name, debian.run(machine, LOOP, timeout=2 * LONGEST)))
-
-
-SUITES = (Haproxy(),)
+SUITES = (debian.Tests("haproxy", "haproxy", "haproxy", build, LOOP, run_of),)
+"""All of its tests; those that its package's features or this varnishtest do not allow fail."""

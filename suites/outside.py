@@ -5,18 +5,16 @@ Suites name 127.0.0.1 in sources, scripts and programs, and that is the loopback
 it can stand in its place everywhere, in a program, too.
 """
 
-import hashlib
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from vmlab import VmlabError, kernels, paths
+from vmlab import VmlabError, archive
 
 from .machine import THERE
 
-MADE = paths.CACHE / "suites/made"
 LOOPBACK = b"127.0.0.1"
 assert len(LOOPBACK) == len(THERE)
 
@@ -58,27 +56,10 @@ def redirect(trees: Iterable[Path]) -> None:
 
 
 def made(name: str, identity: object, make: Callable[[Path], Iterable[str]]) -> Path:
-    """The archive of a suite, made unless that has been done.
+    """The archive of a suite, as archive.made() says; it names the peer."""
 
-    ``make`` is given an empty directory, and says which of what it left there belongs into the archive. Whatever the
-    result depends on is in ``identity``. Raises VmlabError.
-    """
-    content = hashlib.sha256(repr((identity, THERE)).encode()).hexdigest()[:12]
-    archive = MADE / f"{name}-{content}.tar"
-    with kernels.cache_lock(f"suite-{name}"):
-        if not archive.exists():
-            scratch = MADE / f"{name}.new"
-            shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir(parents=True)
-            print(f"{name}: is built on the outside", flush=True)
-            wanted = list(make(scratch))
-            fresh = archive.with_suffix(".new")
-            run(
-                ["tar", "--owner=0", "--group=0", "--numeric-owner", "-cf", fresh, "-C", scratch, *wanted],
-                f"pack {name}",
-            )
-            shutil.rmtree(scratch)
-            for old in MADE.glob(f"{name}-*.tar"):
-                old.unlink()
-            fresh.rename(archive)
-    return archive
+    def say_and_make(scratch: Path) -> Iterable[str]:
+        print(f"{name}: is built on the outside", flush=True)
+        return make(scratch)
+
+    return archive.made("suites/made", name, (identity, THERE), say_and_make)

@@ -5,16 +5,13 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from vmlab import roots, suites
+from vmlab import roots
 
 from . import debian, outside
-from .machine import THERE, Machine
+from .machine import THERE
 from .result import Run
-from .suite import LONGEST
 
-COPY = f"{debian.ROOT}/postgres"
 LIBRARY = "usr/lib/postgresql/15"
-SOURCE = "postgresql-15"
 DIRECTORIES = ("sql", "expected", "data", "input", "output")
 
 # Without what makes a database slow and safe: it is one for a test.
@@ -27,11 +24,12 @@ printf '%s = off\\n' fsync full_page_writes jit >>/tmp/db/postgresql.conf
 printf '%s\\n' "listen_addresses = '{THERE}'" "unix_socket_directories = ''" >>/tmp/db/postgresql.conf
 echo 'host all all 0.0.0.0/0 trust' >>/tmp/db/pg_hba.conf
 pg_ctl -w -t 120 -D /tmp/db -l /tmp/server.log start >/dev/null
-cd /postgres
+cd /postgresql
 status=0
-/{LIBRARY}/lib/pgxs/src/test/regress/pg_regress --bindir=/{LIBRARY}/bin --inputdir=/postgres --outputdir=/tmp/results \
-	--dlpath=/postgres --host={THERE} --port=5432 --user=tester --max-concurrent-tests=20 \
-	--schedule=/postgres/parallel_schedule 2>&1 || status=$?
+/{LIBRARY}/lib/pgxs/src/test/regress/pg_regress --bindir=/{LIBRARY}/bin \
+	--inputdir=/postgresql --outputdir=/tmp/results \
+	--dlpath=/postgresql --host={THERE} --port=5432 --user=tester --max-concurrent-tests=20 \
+	--schedule=/postgresql/parallel_schedule 2>&1 || status=$?
 pg_ctl -w -D /tmp/db stop >/dev/null
 [ $status = 0 ] || cat /tmp/results/regression.diffs /tmp/server.log
 echo "status $status"
@@ -47,9 +45,10 @@ def run_of(text: str) -> Run:
     return Run(results, int(text.rpartition("status ")[2]), "" if whole else text[-300:])
 
 
-def build(scratch: Path, source: Path, files: Path) -> Iterable[str]:
+def build(scratch: Path, source: Path) -> Iterable[str]:
     """The tests, and the library of theirs that the server loads."""
     tests = source / "src/test/regress"
+    files = debian.unpacked()
     for name in DIRECTORIES:
         if (tests / name).is_dir():
             outside.copy(tests / name, scratch / name)
@@ -73,28 +72,5 @@ def build(scratch: Path, source: Path, files: Path) -> Iterable[str]:
     return [path.name for path in scratch.iterdir()]
 
 
-class Postgres:
-    """Its tests of SQL."""
-
-    name = "postgresql"
-
-    def version(self, machine: Machine) -> str:
-        """Of the package."""
-        return debian.version("postgresql-15")
-
-    def prepare(self, machine: Machine) -> None:
-        """The tests, below the programs' root."""
-        debian.prepare(machine)
-        source = suites.source(debian.SUITE, SOURCE)
-        files = debian.unpacked()
-        identity = (outside.version(source), files.name)
-        machine.unpack(outside.made("postgres", identity, lambda scratch: build(scratch, source, files)), COPY)
-        machine.inside(f"chown -R {roots.USER} {COPY}")
-
-    def run(self, machine: Machine) -> Run:
-        """As its makefile does it for a server that runs."""
-        text = debian.run(machine, SCRIPT, user=roots.USER, timeout=LONGEST)
-        return run_of(machine.keep(self.name, text))
-
-
-SUITES = (Postgres(),)
+SUITES = (debian.Tests("postgresql", "postgresql-15", "postgresql-15", build, SCRIPT, run_of, roots.USER),)
+"""Its tests of SQL, as its makefile does it for a server that runs."""

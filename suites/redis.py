@@ -5,14 +5,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from vmlab import roots, suites
+from vmlab import roots
 
 from . import debian, outside
-from .machine import Machine
 from .result import Results, Run
-from .suite import LONGEST
 
-COPY = f"{debian.ROOT}/redis"
 FILES = (
     "unit/auth",
     "unit/protocol",
@@ -67,30 +64,9 @@ def build(scratch: Path, source: Path) -> Iterable[str]:
     return ["tests", "runtest", "redis.conf", "sentinel.conf", "utils", "src"]
 
 
-class Redis:
-    """Some files of its tests."""
-
-    name = "redis"
-
-    def version(self, machine: Machine) -> str:
-        """Of the package."""
-        return debian.version("redis-server")
-
-    def prepare(self, machine: Machine) -> None:
-        """The tests, below the programs' root; they write there."""
-        debian.prepare(machine)
-        source = suites.source(debian.SUITE, "redis")
-        machine.unpack(
-            outside.made("redis", (outside.version(source), FILES), lambda scratch: build(scratch, source)), COPY
-        )
-        machine.inside(f"chown -R {roots.USER} {COPY}")
-
-    def run(self, machine: Machine) -> Run:
-        """One file at a time."""
-        files = " ".join(f"--single {name}" for name in FILES)
-        command = "cd /redis && rm -rf tests/tmp/* && tclsh8.6 tests/test_helper.tcl --clients 1 --no-latency"
-        text = debian.run(machine, f"{command} {files}; echo status $?", user=roots.USER, timeout=LONGEST)
-        return run_of(machine.keep(self.name, text))
-
-
-SUITES = (Redis(),)
+SCRIPT = f"""\
+cd /redis && rm -rf tests/tmp/*
+tclsh8.6 tests/test_helper.tcl --clients 1 --no-latency {" ".join(f"--single {name}" for name in FILES)}
+echo status $?
+"""
+SUITES = (debian.Tests("redis", "redis-server", "redis", build, SCRIPT, run_of, roots.USER),)

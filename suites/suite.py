@@ -13,7 +13,9 @@ LONGEST = 3600
 class Suite(Protocol):
     """One run of tests, which is done on TCP and with the stream path."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What --only finds it by."""
 
     def version(self, machine: Machine) -> str:
         """Of the project, or of its package."""

@@ -1,31 +1,32 @@
 # SPDX-License-Identifier: GPL-2.0
 """Roots with Debian's programs, unpacked and not installed: for machines that run what the outside does not have.
 
-    archive = roots.build("servers", "bookworm", ["nginx-light", "wrk"])
-    roots.place(guest, archive, "/run/servers")
+    packed = roots.build("servers", "bookworm", ["nginx-light", "wrk"])
+    roots.place(guest, packed, "/run/servers")
     guest.run(roots.command("/run/servers", "wrk http://10.0.0.2/"))
 
 They have their own libraries, whatever the outside runs, and are in a machine's memory. No script of a package has run
 in them; there are two users, root and `tester`.
 """
 
-import hashlib
 import shlex
 import shutil
-import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from . import kernels, paths, suites
-from .errors import VmlabError
+from . import archive, suites
 from .machine import Machine
 
-MADE = paths.CACHE / "roots"
 USER = 1000
 """Of `tester`."""
 LEFT_OUT = (
     "usr/include",
-    "usr/share/[dilm]*",
+    "usr/share/doc",
+    "usr/share/i18n",
+    "usr/share/info",
+    "usr/share/lintian",
+    "usr/share/locale",
+    "usr/share/man",
     "usr/lib/gcc",
     "usr/lib/llvm-14",
     "usr/lib/python3*",
@@ -55,33 +56,19 @@ def build(
     ``change`` may alter the root before it is packed; what that depends on is in ``identity``. Raises VmlabError.
     """
     unpacked = suites.unpack(suite, packages, with_dependencies=True)
-    content = hashlib.sha256(repr((unpacked.name, LEFT_OUT, PASSWD, identity)).encode()).hexdigest()[:12]
-    archive = MADE / f"{name}-{content}.tar"
-    with kernels.cache_lock(f"root-{name}"):
-        if not archive.exists():
-            root = MADE / f"{name}.new"
-            shutil.rmtree(root, ignore_errors=True)
-            shutil.copytree(unpacked, root, symlinks=True)
-            _trim(root)
-            if change:
-                change(root)
-            fresh = archive.with_suffix(".new")
-            done = subprocess.run(
-                ["tar", "--owner=0", "--group=0", "--numeric-owner", "-cf", fresh, "-C", root, "."],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode:
-                raise VmlabError(f"pack {archive.name}: {done.stderr.strip()}")
-            shutil.rmtree(root)
-            for old in MADE.glob(f"{name}-*.tar"):
-                old.unlink()
-            fresh.rename(archive)
-    return archive
+
+    def make(scratch: Path) -> list[str]:
+        shutil.copytree(unpacked, scratch, symlinks=True, dirs_exist_ok=True)
+        _trim(scratch)
+        if change:
+            change(scratch)
+        return ["."]
+
+    return archive.made("roots", name, (unpacked.name, LEFT_OUT, PASSWD, identity), make)
 
 
 def _trim(root: Path) -> None:
+    """Leave out what is large, and add what scripts of packages would."""
     for pattern in LEFT_OUT:
         for path in root.glob(pattern):
             if path.is_dir() and not path.is_symlink():
@@ -91,21 +78,21 @@ def _trim(root: Path) -> None:
     for name in (*MOUNTED, "tmp", "root"):
         (root / name).mkdir(exist_ok=True)
     if not (root / "usr/bin/awk").exists() and (root / "usr/bin/mawk").exists():
-        (root / "usr/bin/awk").symlink_to("mawk")  # what a script of the package does
+        (root / "usr/bin/awk").symlink_to("mawk")
     (root / "etc/passwd").write_text(PASSWD)
     (root / "etc/group").write_text(GROUP)
 
 
-def place(machine: Machine, archive: Path, root: str, timeout: float = 300) -> None:
+def place(machine: Machine, packed: Path, root: str, timeout: float = 300) -> None:
     """Have a root in a machine's memory, unless this one is there."""
-    if machine.run(f"cat {root}.is", check=False).out.strip() == archive.name:
+    if machine.run(f"cat {root}.is", check=False).out.strip() == packed.name:
         return
     remove(machine, root)
     machine.run(
-        f"mkdir -p {root} && tar -xf {archive} -C {root} && chmod 1777 {root}/tmp && cp /etc/hosts {root}/etc/hosts && "
+        f"mkdir -p {root} && tar -xf {packed} -C {root} && chmod 1777 {root}/tmp && cp /etc/hosts {root}/etc/hosts && "
         f"for name in {' '.join(MOUNTED)}; do mount --rbind /$name {root}/$name && mount --make-rslave {root}/$name "
         f"|| exit 1; done; "
-        f"echo {archive.name} >{root}.is",
+        f"echo {packed.name} >{root}.is",
         timeout=timeout,
     )
 

@@ -22,13 +22,16 @@ import re
 import shutil
 import subprocess
 import urllib.parse
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from .errors import VmlabError
 from .paths import CACHE
+
+T = TypeVar("T")
 
 TOP = CACHE / "suites"
 BACKPORTS = "-backports"
@@ -156,6 +159,15 @@ def _prepare(top: Path, suite: str, types: str = "deb") -> None:
     _run(_apt(top, "update", "-o", "APT::Update::Error-Mode=any"), f"fetch the lists of {suite}")
 
 
+def _by_lists(top: Path, suite: str, types: str, download: Callable[[], T]) -> T:
+    """Download something by apt's lists, which are fetched if they are missing, or name what the mirror has no more."""
+    if (top / "apt.conf").exists():
+        with suppress(VmlabError):
+            return download()
+    _prepare(top, suite, types)
+    return download()
+
+
 def _apt(top: Path, *words: str) -> list[str | Path]:
     return ["apt-get", "-q", "-y", "-c", top / "apt.conf", *words]
 
@@ -177,6 +189,17 @@ def _download(top: Path, names: list[str], with_dependencies: bool) -> list[Path
     return sorted({top / "deb" / name for name in listed if name})
 
 
+def _download_source(top: Path, name: str) -> Path:
+    """Have apt fetch a source package; the file that describes it."""
+    what = f"download the source of {name} of {top.name}"
+    listed = _run(_apt(top, "source", "--download-only", "--print-uris", name), what)
+    described = re.search(r"'\S+' (\S+\.dsc) ", listed)
+    if not described:
+        raise VmlabError(f"{what}: apt names no .dsc file")
+    _run(_apt(top, "source", "--download-only", name), what, cwd=top / "deb")
+    return top / "deb" / described.group(1)
+
+
 def fetch(suite: str, names: Iterable[str], *, with_dependencies: bool = False) -> list[Package]:
     """Download packages of a suite, such as ``trixie``, ``trixie-backports`` or ``sid``.
 
@@ -191,16 +214,7 @@ def fetch(suite: str, names: Iterable[str], *, with_dependencies: bool = False) 
         answer = top / "answers" / f"{hashlib.sha256(question.encode()).hexdigest()[:16]}.json"
         files = [top / "deb" / name for name in json.loads(answer.read_text())["files"]] if answer.exists() else []
         if not files or not all(path.exists() for path in files):
-            fresh = (top / "apt.conf").exists()
-            if not fresh:
-                _prepare(top, suite)
-            try:
-                files = _download(top, wanted, with_dependencies)
-            except VmlabError:
-                if not fresh:
-                    raise
-                _prepare(top, suite)  # the mirror has other versions by now
-                files = _download(top, wanted, with_dependencies)
+            files = _by_lists(top, suite, "deb", lambda: _download(top, wanted, with_dependencies))
             answer.parent.mkdir(exist_ok=True)
             new = answer.with_suffix(".new")
             new.write_text(json.dumps({"question": question, "files": [path.name for path in files]}) + "\n")
@@ -221,19 +235,13 @@ def source(suite: str, name: str) -> Path:
     with _locked(f"{suite}-source") as top:
         tree = top / "tree" / name
         if not tree.exists():
-            _prepare(top, suite, "deb-src")
-            what = f"download the source of {name} of {suite}"
-            listed = _run(_apt(top, "source", "--download-only", "--print-uris", name), what)
-            described = re.search(r"'\S+' (\S+\.dsc) ", listed)
-            if not described:
-                raise VmlabError(f"{what}: apt names no .dsc file")
-            _run(_apt(top, "source", "--download-only", name), what, cwd=top / "deb")
+            described = _by_lists(top, suite, "deb-src", lambda: _download_source(top, name))
             new = tree.with_suffix(".new")
             shutil.rmtree(new, ignore_errors=True)
             new.parent.mkdir(exist_ok=True)
             # apt has checked it, by the keys of the mirror.
-            words: list[str | Path] = ["dpkg-source", "--no-check", "-x", top / "deb" / described.group(1), new]
-            _run(words, f"unpack {described.group(1)}")
+            words: list[str | Path] = ["dpkg-source", "--no-check", "-x", described, new]
+            _run(words, f"unpack {described.name}")
             new.rename(tree)
     return tree
 

@@ -388,13 +388,15 @@ SIX = "ip -n a addr add fd09::1/64 dev va nodad && ip -n b addr add fd09::2/64 d
     ],
 )
 def test_calls(stage: str, streams: Streams, there: str) -> None:
-    """Calls return by lanes what they return by TCP: tools/sockets.py has them."""
+    """Calls return by lanes, and by TCP through the module, what the kernel's return: tools/sockets.py has them."""
     host = streams.host
     host.run(SIX)
     seen: dict[str, tuple[str, str]] = {}
-    for way in ("tcp", "lane"):
+    for way in ("kernel", "tcp", "lane"):
         streams.leave_after(1 if way == "lane" else NEVER)
         port = PORT + 2 + len(seen)
+        if way == "kernel":
+            host.run(f"echo 22,{port} >{PARAMETERS}/left_out")
         with host.popen(inside("b", "python3", SOCKETS, "serve", port)) as server:
             server.wait_for("ready", 60)
             client = host.run(inside("a", "python3", SOCKETS, "run", there, port), check=False, timeout=240)
@@ -404,5 +406,6 @@ def test_calls(stage: str, streams: Streams, there: str) -> None:
             until(lambda: server.out.count("\n") > cases, 30, "the server's last words")  # noqa: B023
             seen[way] = (client.out, server.out)
         assert (streams.counter("paired") > 0) == (way == "lane")
-    assert seen["lane"] == seen["tcp"]
+    assert seen["tcp"] == seen["kernel"]
+    assert seen["lane"] == seen["kernel"]
     assert streams.counter("reset") == 0

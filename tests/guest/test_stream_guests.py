@@ -127,7 +127,7 @@ def test_peer_stands_still(net: Net, streams: Streams) -> None:
         assert lanes, "no connection has a lane"
         streams.g2.pause()
         try:
-            time.sleep(STILL * net.slow)
+            time.sleep(STILL * net.lab.dilation)
             assert client.poll() is None, f"the connections have ended: {client.err}"
         finally:
             streams.g2.unpause()

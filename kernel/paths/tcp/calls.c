@@ -264,7 +264,8 @@ static __poll_t too_soon(struct stream *stream)
 		return 0;
 	spin_lock_bh(&stream->lane_lock);
 	if (READ_ONCE(stream->heard)) {
-		if (sock_flag(sk, SOCK_DONE) && sk->sk_state != TCP_CLOSE)
+		if (sock_flag(sk, SOCK_DONE) &&
+		    READ_ONCE(sk->sk_state) != TCP_CLOSE)
 			mask |= EPOLLRDHUP;
 		empty = readable_bytes(stream) < bytes_to_wait_for(stream) &&
 			!(stream->lane ? stream_reads_no_more(sk) :
@@ -497,7 +498,8 @@ static bool close_later(struct stream *stream)
 	release_sock(sk);
 	/* From now on its peer has less time to answer. */
 	WRITE_ONCE(stream->since, jiffies);
-	WRITE_ONCE(stream->orphan, orphan);
+	/* Pairs with the acquire in orphan_of(). */
+	smp_store_release(&stream->orphan, orphan);
 	stream_queue(stream, 0);
 	return true;
 }

@@ -178,17 +178,20 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int fl
 	return got;
 }
 
-static int nothing_yet(struct sock *sk)
+/* There is nothing: an error, which is told once; 0 at the end (@end); or -EAGAIN. */
+static int nothing(struct sock *sk, bool end)
 {
-	if (READ_ONCE(sk->sk_err))
-		return sock_error(sk);
-	return stream_is_shut_here(sk) ? 0 : -EAGAIN;
+	int err = sock_error(sk);
+
+	if (err)
+		return err;
+	return end ? 0 : -EAGAIN;
 }
 
 /* Programs were told of what is kept: they need not wait for the work to make it TCP's. */
 static int from_kept(struct stream *stream)
 {
-	return stream_merge_kept(stream) ? nothing_yet(stream->sk) : -ERESTART;
+	return stream_merge_kept(stream) ? nothing(stream->sk, false) : -ERESTART;
 }
 
 /*
@@ -209,15 +212,14 @@ static int receive_once(struct stream *stream, struct msghdr *msg, size_t size,
 		got = get(stream, msg, size, flags, ask);
 		if (!got && size)
 			got = -ERESTART;
-		if (got == -EAGAIN && READ_ONCE(sk->sk_err))
-			got = sock_error(sk);
-		else if (got == -EAGAIN && stream_reads_no_more(sk))
-			got = 0;
+		if (got == -EAGAIN)
+			got = nothing(sk, stream_reads_no_more(sk));
 		break;
 	case FROM_NOWHERE:
 		kept = !skb_queue_empty(&stream->kept);
 		mutex_unlock(&stream->rx_ring);
-		return kept ? from_kept(stream) : nothing_yet(sk);
+		return kept ? from_kept(stream) :
+			      nothing(sk, stream_is_shut_here(sk));
 	default:
 		mutex_unlock(&stream->rx_ring);
 		return by_tcp(stream, msg, size, flags);

@@ -230,13 +230,13 @@ struct stream_spin {
  * @returning: what we say by TCP
  * @returned: bytes of @returning that went
  * @answered: the peer's has come, or need not
- * @since: when it was first asked for, in jiffies
+ * @since: when it was first asked for, or the application closed the socket, in jiffies
  * @retry: when it is asked for again, in jiffies from then
  * @again: so many times as much must go by TCP before a lane is tried again
  * @orphan: a socket of ours to close in the application's place
  *
- * From @up on: of @work, but for @up, which is set before it runs, and @ended,
- * which it acquires.
+ * From @up on: of @work, but for @up, which is set before it runs, @ended and @orphan,
+ * which it acquires, and @since, which close() sets before @orphan.
  */
 struct stream {
 	struct sock *sk;
@@ -384,7 +384,7 @@ static inline bool stream_has_little_room(const struct vmloop_lane *lane)
 	return stream_untaken(lane) <= size - max(size / 16, min(size / 4, 4096U));
 }
 
-/* The program has shut its end: TCP, whose FIN has not come, says that there is no more. */
+/* The program has shut its reading end itself: no FIN of the peer's has come. */
 static inline bool stream_is_shut_here(const struct sock *sk)
 {
 	return (READ_ONCE(sk->sk_shutdown) & RCV_SHUTDOWN) &&
@@ -392,7 +392,7 @@ static inline bool stream_is_shut_here(const struct sock *sk)
 	       READ_ONCE(sk->sk_state) != TCP_CLOSE;
 }
 
-/* So has it, or the connection is no more: an empty ring is the end. */
+/* An empty ring is the end: the program has shut its reading end, or TCP has closed. */
 static inline bool stream_reads_no_more(const struct sock *sk)
 {
 	return stream_is_shut_here(sk) || READ_ONCE(sk->sk_state) == TCP_CLOSE;

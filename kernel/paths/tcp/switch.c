@@ -32,16 +32,16 @@
 /*
  * So long the peer may take to say what it has got: a machine stands still while it is
  * saved, or somebody looks into it. TCP's own bounds end the connection before, where its
- * packets are not acknowledged (tcp_retries2, TCP_USER_TIMEOUT). Of a socket that has been
- * closed no program waits: as long as TCP has those (tcp_orphan_retries).
+ * packets are not acknowledged (tcp_retries2, TCP_USER_TIMEOUT). No program waits for a
+ * socket that has been closed: it has as long as TCP gives it (tcp_orphan_retries).
  */
 #define ANSWER_TIME	(20 * 60 * HZ)
 #define ORPHAN_TIME	(100 * HZ)
 
 /*
- * So long bytes of a lane are kept while TCP has not what is before them: they take what is
- * there for all connections. Without memory, what was kept of a connection that cannot go on
- * is lost after that.
+ * So long bytes of a lane are kept while TCP has not what is before them: they take memory
+ * that is there for all connections. Where there is no memory, what was kept of a connection
+ * that cannot go on is lost after that time.
  */
 #define KEPT_TIME	(60 * HZ)
 
@@ -60,7 +60,7 @@ static void wake(struct stream *stream)
 	local_bh_disable();
 	sk->sk_data_ready(sk);
 	sk->sk_write_space(sk);
-	/* A FIN that could not be told of can be now. */
+	/* poll() may tell of a FIN now. */
 	if (READ_ONCE(sk->sk_shutdown) & RCV_SHUTDOWN)
 		sk->sk_state_change(sk);
 	local_bh_enable();
@@ -659,16 +659,21 @@ static int settle(struct stream *stream)
 	return err;
 }
 
-/*
- * When to look again for the peer's answer: soon at first; where it takes long, not much
- * later than it comes.
- */
+/* When to look again for the peer's answer: soon at first, each second after a while. */
 static unsigned long retry_after(const struct stream *stream)
 {
-	unsigned long most = clamp((jiffies - stream->since) / 8,
-				   RETRY_MAX, (unsigned long)RETRY_LATE);
+	unsigned long waited = jiffies - READ_ONCE(stream->since);
+	unsigned long most = clamp(waited / 8, RETRY_MAX,
+				   (unsigned long)RETRY_LATE);
 
 	return clamp(stream->retry * 2, RETRY, most);
+}
+
+/* The socket of ours to close in the application's place, or NULL. */
+static struct socket *orphan_of(const struct stream *stream)
+{
+	/* Pairs with the release in calls.c's close_later(): @since is its time, too. */
+	return smp_load_acquire(&stream->orphan);
 }
 
 /* Whether the peer has had its time. One that has answered takes the rest as TCP's window says. */
@@ -676,7 +681,7 @@ static bool is_late(const struct stream *stream)
 {
 	unsigned long time = ANSWER_TIME;
 
-	if (stream->orphan)
+	if (orphan_of(stream))
 		time = ORPHAN_TIME;
 	else if (stream->answered)
 		return false;
@@ -714,7 +719,7 @@ static void come_back(struct stream *stream)
 static void catch_up(struct stream *stream)
 {
 	const struct proto *base = stream_base[stream->family];
-	struct socket *orphan = stream->orphan;
+	struct socket *orphan = orphan_of(stream);
 	struct sock *sk = stream->sk;
 
 	if (orphan) {
@@ -748,24 +753,23 @@ static void end_spoilt(struct stream *stream)
 }
 
 /*
- * Have TCP send an acknowledgment, of what it had acknowledged already: whoever follows the
- * connection on its way (conntrack, a firewall) is to see that it lives. Programs do not.
+ * Have TCP acknowledge once more what it has acknowledged already: conntrack and firewalls
+ * on the way see that the connection lives, and programs see nothing.
  */
 static void speak(struct stream *stream)
 {
 	struct sock *sk = stream->sk;
-	int how;
+	int how = 0;
 
 	lock_sock(sk);
-	if (test_bit(STREAM_DEAD, &stream->flags)) {
-		release_sock(sk);
-		return;
+	if (!test_bit(STREAM_DEAD, &stream->flags)) {
+		inet_csk_schedule_ack(sk);
+		/* This one at once; TCP delays the next ones as before. */
+		how = inet_csk_in_pingpong_mode(sk) ? 2 : 1;
 	}
-	inet_csk_schedule_ack(sk);
-	/* Now, and no others sooner, or later, than they would be. */
-	how = inet_csk_in_pingpong_mode(sk) ? 2 : 1;
 	release_sock(sk);
-	tcp_sock_set_quickack(sk, how);
+	if (how)
+		tcp_sock_set_quickack(sk, how);
 }
 
 /** stream_work() - what a stream has to do that takes time */

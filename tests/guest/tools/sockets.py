@@ -306,18 +306,21 @@ def urgent(c: socket.socket) -> Any:
     c.sendall(b"before")
     c.send(b"!", socket.MSG_OOB)
     c.sendall(b"after")
+    c.shutdown(socket.SHUT_WR)
     return c.recv(1).decode()
 
 
 def urgent_server(s: socket.socket) -> Any:
     found: list[Any] = [events(s, select.POLLPRI, select.POLLPRI), s.recv(1, socket.MSG_OOB).decode()]
+    # All has come: a call could go on behind the mark.
+    events(s, select.POLLRDHUP, select.POLLRDHUP)
     rest = b""
     ends = []
     while len(rest) < len(b"beforeafter"):
         rest += s.recv(100)
         ends.append(len(rest))
     s.sendall(b".")
-    # No call returns bytes from both sides of the mark.
+    # No call returns bytes of both its sides.
     return [*found, rest.decode(), len(b"before") in ends]
 
 
