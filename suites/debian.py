@@ -64,8 +64,6 @@ class Tests:
     """What a run came to, from what the script says."""
     user: int = 0
     """For those that do not run as root."""
-    identity: object = None
-    """What the tests depend on beside the packages' versions."""
 
     def version(self, machine: Machine) -> str:
         """Of the package."""
@@ -79,7 +77,7 @@ class Tests:
         # Those of the namespace.
         machine.inside(f"cp /etc/hosts {ROOT}/etc/hosts")
         source = suites.source(SUITE, self.source)
-        identity = (outside.version(source), unpacked().name, self.identity)
+        identity = (outside.version(source), unpacked().name)
         machine.unpack(outside.made(self.name, identity, lambda scratch: self.build(scratch, source)), place)
         machine.inside(f"chown -R {self.user} {place}")
 
