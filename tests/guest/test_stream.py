@@ -4,7 +4,9 @@
 Both ends are in one machine with several CPUs of its own: the lab's KVM host.
 """
 
+import errno
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -379,15 +381,19 @@ def test_list(stage: str, streams: Streams, option: int) -> None:
 SIX = "ip -n a addr add fd09::1/64 dev va nodad && ip -n b addr add fd09::2/64 dev vb nodad"
 
 
+TCP, MPTCP = socket.IPPROTO_TCP, 262
+
+
 @pytest.mark.parametrize(
-    "there",
+    ("there", "listens"),
     [
-        pytest.param(IP[1], id="4", marks=pytest.mark.main("a program saw another socket than TCP's")),
-        pytest.param(f"::ffff:{IP[1]}", id="mapped"),
-        pytest.param("fd09::2", id="6"),
+        pytest.param(IP[1], TCP, id="4", marks=pytest.mark.main("a program saw another socket than TCP's")),
+        pytest.param(f"::ffff:{IP[1]}", TCP, id="mapped"),
+        pytest.param("fd09::2", TCP, id="6"),
+        pytest.param(IP[1], MPTCP, id="mptcp"),
     ],
 )
-def test_calls(stage: str, streams: Streams, there: str) -> None:
+def test_calls(stage: str, streams: Streams, there: str, listens: int) -> None:
     """Calls return by lanes, and by TCP through the module, what the kernel's return: tools/sockets.py has them."""
     host = streams.host
     host.run(SIX)
@@ -397,7 +403,7 @@ def test_calls(stage: str, streams: Streams, there: str) -> None:
         port = PORT + 2 + len(seen)
         if way == "kernel":
             host.run(f"echo 22,{port} >{PARAMETERS}/left_out")
-        with host.popen(inside("b", "python3", SOCKETS, "serve", port)) as server:
+        with host.popen(inside("b", "python3", SOCKETS, "serve", port, listens)) as server:
             server.wait_for("ready", 60)
             client = host.run(inside("a", "python3", SOCKETS, "run", there, port), check=False, timeout=240)
             cases = client.out.count("\n")
@@ -405,7 +411,128 @@ def test_calls(stage: str, streams: Streams, there: str) -> None:
             assert client.code == 0, f"after {cases} cases, {resets} resets: {client.err} {server.poll()} {server.err}"
             until(lambda: server.out.count("\n") > cases, 30, "the server's last words")  # noqa: B023
             seen[way] = (client.out, server.out)
-        assert (streams.counter("paired") > 0) == (way == "lane")
+        # All of them, and both ends.
+        paired = streams.counter("paired")
+        assert paired >= 2 * cases if way == "lane" else not paired
     assert seen["tcp"] == seen["kernel"]
     assert seen["lane"] == seen["kernel"]
     assert streams.counter("reset") == 0
+
+
+LISTEN = f"""
+import select, socket, sys, threading
+how, family, port = sys.argv[1], socket.AF_INET6 if sys.argv[2] == '6' else socket.AF_INET, int(sys.argv[3])
+listener = socket.socket(family, socket.SOCK_STREAM, {MPTCP})
+listener.bind(('', port))
+listener.listen()
+listener.listen(5)
+listener.setblocking(how == 'blocks')
+print('ready', flush=True)
+def serve():
+    while True:
+        if how == 'polls':
+            select.select([listener], [], [])
+        try:
+            one, _ = listener.accept()
+        except BlockingIOError:
+            continue
+        one.setblocking(True)
+        while got := one.recv(1 << 16):
+            one.sendall(got)
+        print(one.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL), flush=True)
+        one.close()
+threading.Thread(target=serve).start()
+serve()
+"""
+"""A server of two threads whose listener is MPTCP's, as those of Go's are. It sends back what comes, and then says what
+each connection was."""
+
+ASK = """
+import socket, sys
+family = socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET
+one = socket.socket(family, socket.SOCK_STREAM, int(sys.argv[3]))
+one.connect((sys.argv[1], int(sys.argv[2])))
+for number in range(1024):
+    sent = bytes([number % 256]) * 4096
+    one.sendall(sent)
+    assert one.recv(4096, socket.MSG_WAITALL) == sent
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "family", "there"),
+    [
+        pytest.param("blocks", 4, IP[1], marks=pytest.mark.main("servers of Go's got no lanes: they listen by MPTCP")),
+        ("polls", 6, IP[1]),
+        ("blocks", 6, "fd09::2"),
+    ],
+)
+def test_mptcp(stage: str, streams: Streams, how: str, family: int, there: str) -> None:
+    """What an MPTCP listener accepts of TCP gets lanes, and of MPTCP none; the module goes meanwhile."""
+    host = streams.host
+    host.run(SIX)
+    seen: list[int] = []
+
+    def ask(protocol: int) -> None:
+        host.run(inside("a", "python3", "-c", ASK, there, PORT, protocol), timeout=90)
+        seen.append(protocol)
+        until(lambda: [int(word) for word in server.out.split()[1:]] == seen, 30, f"the server's connections: {seen}")
+
+    def by_lanes() -> int:
+        before = streams.counter("rx_bytes")
+        ask(TCP)
+        return streams.counter("rx_bytes") - before
+
+    streams.leave_after(1)
+    with host.popen(inside("b", "python3", "-c", LISTEN, how, family, PORT)) as server:
+        server.wait_for("ready", 60)
+        assert by_lanes() > 1 << 20
+        before = streams.counter("rx_bytes")
+        ask(MPTCP)
+        assert streams.counter("rx_bytes") == before
+        assert by_lanes() > 1 << 20
+        if how == "blocks":
+            wait_in_ours(streams, 2)
+        host.run("rmmod vmloop_tcp", timeout=90)
+        ask(TCP)
+        ask(MPTCP)
+        assert server.poll() is None, server.err
+
+
+def wait_in_ours(streams: Streams, threads: int) -> None:
+    """Wait until so many threads of the server are asleep in the module's accept()."""
+    stacks = "$(printf '/proc/%s/task/*/stack ' $(pgrep -f threading.Thread))"
+    asleep = f"grep -l vmloop_tcp {stacks} 2>/dev/null | wc -l"
+    until(lambda: int(streams.host.run(asleep, check=False).out or 0) >= threads, 30, "threads that wait in accept()")
+
+
+PART = f"""
+import ctypes, socket, threading, time
+listener = socket.create_server(('', {PORT}))
+def wait():
+    try:
+        listener.accept()
+    except OSError as error:
+        print(error.errno, flush=True)
+for _ in range(3):
+    threading.Thread(target=wait, daemon=True).start()
+print('ready', flush=True)
+input()
+# AF_UNSPEC
+assert ctypes.CDLL(None).connect(listener.fileno(), bytes(16), 16) == 0
+print('disconnected', flush=True)
+time.sleep(3600)
+"""
+"""A listener that stops to be one while three threads wait in accept()."""
+
+
+def test_listener_is_disconnected(stage: str, streams: Streams) -> None:
+    """Threads that wait in accept() when it stops to be a listener do not keep the module."""
+    with streams.host.popen(inside("b", "python3", "-c", PART)) as server:
+        server.wait_for("ready", 60)
+        wait_in_ours(streams, 3)
+        server.write("\n")
+        server.wait_for("disconnected", 30)
+        until(lambda: server.out.count(str(errno.EINVAL)) == 3, 30, "all threads are told")
+        streams.host.run("rmmod vmloop_tcp", timeout=60)
+        assert server.poll() is None, server.err

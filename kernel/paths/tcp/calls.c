@@ -584,73 +584,6 @@ static int call_shutdown(struct socket *sock, int how)
 	return err;
 }
 
-static int wait_and_accept(struct socket *sock, struct socket *newsock,
-			   struct proto_accept_arg *arg)
-{
-	DEFINE_WAIT_FUNC(wait, woken_wake_function);
-	int users = srcu_read_lock(&stream_users);
-	struct sock *sk = sock->sk;
-	const struct proto_ops *base = base_ops_of(sk);
-	struct stream *stream;
-	bool waits = false;
-	long left;
-	int err;
-
-	left = sock_rcvtimeo(sk, arg->flags & O_NONBLOCK);
-	for (;;) {
-		err = compat_accept(base, sock, newsock, arg);
-		if (err != -EAGAIN || !left)
-			break;
-		if (!waits) {
-			add_wait_queue_exclusive(sk_sleep(sk), &wait);
-			waits = true;
-			continue;
-		}
-		if (signal_pending(current)) {
-			err = sock_intr_errno(left);
-			break;
-		}
-		if (READ_ONCE(sock->ops) == base) {
-			err = stream_may_make_anew() ? stream_make_anew() :
-						       -ERESTARTSYS;
-			break;
-		}
-		left = wait_woken(&wait, TASK_INTERRUPTIBLE, left);
-	}
-	if (waits)
-		remove_wait_queue(sk_sleep(sk), &wait);
-	/* It has the listener's ops, ours, and may be none of ours. */
-	if (newsock->sk) {
-		lock_sock(newsock->sk);
-		stream = stream_get(newsock->sk);
-		if (!stream || stream_leaving())
-			WRITE_ONCE(newsock->ops, base);
-		if (stream)
-			stream_put(stream);
-		release_sock(newsock->sk);
-	} else {
-		WRITE_ONCE(newsock->ops, base);
-	}
-	srcu_read_unlock(&stream_users, users);
-	return err;
-}
-
-#ifdef HAVE_PROTO_ACCEPT_ARG
-static int call_accept(struct socket *sock, struct socket *newsock,
-		       struct proto_accept_arg *arg)
-{
-	return wait_and_accept(sock, newsock, arg);
-}
-#else
-static int call_accept(struct socket *sock, struct socket *newsock, int flags,
-		       bool kern)
-{
-	struct proto_accept_arg arg = { .flags = flags, .kern = kern };
-
-	return wait_and_accept(sock, newsock, &arg);
-}
-#endif
-
 /*
  * TCP sleeps in these, or hands out its own memory, and does not see a lane: the
  * socket is the kernel's first.
@@ -729,7 +662,7 @@ void stream_calls_init(unsigned int family)
 #endif
 	ops->poll = call_poll;
 	ops->shutdown = call_shutdown;
-	ops->accept = call_accept;
+	stream_listen_calls(ops);
 	ops->splice_read = call_splice_read;
 	if (ops->set_peek_off)
 		ops->set_peek_off = call_set_peek_off;

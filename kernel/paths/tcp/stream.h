@@ -436,10 +436,21 @@ void stream_release(struct stream *stream);
 int stream_take_init(void);
 void stream_take_exit(void);
 
+int stream_family_of(const struct sock *sk);
+void stream_take_accepted(struct sock *sk);
 /* calls.c: what programs call; process context but for what TCP calls */
 void stream_calls_init(unsigned int family);
 void stream_calls_exit(unsigned int family);
 bool stream_may_make_anew(void);
+/* listen.c */
+void stream_listen_begins(struct sock *sk);
+void stream_listen_ends(struct sock *sk);
+void stream_listen_calls(struct proto_ops *ops);
+int stream_listen_init(void);
+void stream_listen_free(void);
+void stream_listen_leave(void);
+void stream_listen_exit(void);
+
 int stream_make_anew(void);
 
 /* pair.c */

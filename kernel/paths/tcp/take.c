@@ -8,18 +8,17 @@
  * own" is known without its name.
  *
  * - A socket that connects gets both at SYN_SENT, in connect(), which has it locked.
- * - A listener gets the ops only: its sk_prot would be that of its requests, children
- *   and TIME_WAIT sockets. accept() gives the ops to the sockets that it makes.
- * - A child gets the sk_prot when it is ESTABLISHED, before anybody can have it.
+ * - A listener gets the ops only (listen.c).
+ * - A child gets the sk_prot when it is ESTABLISHED, before anybody can have it, and the
+ *   ops from accept(). A child of MPTCP's that is TCP's gets both there.
  *
  * Only sockets whose tables are the kernel's own, and in which nobody else has put
  * anything: no ULP (kTLS, MPTCP), no sk_user_data (sockmap, drivers), no socket of
  * the kernel's. What comes later has the socket given back (calls.c).
  *
- * Owns the tables and the list of listeners. Contexts: the tracepoint has the socket
- * locked, by a task or in softirq.
+ * Owns the tables of TCP's. Contexts: the tracepoint has the socket locked, by a task or
+ * in softirq.
  */
-#include <linux/list.h>
 #include <linux/rcupdate.h>
 #include <linux/slab.h>
 #include <linux/tracepoint.h>
@@ -36,25 +35,11 @@
 #define LEAVE_LANES	(3 * HZ)
 #define LEAVE_TIME	(60 * HZ)
 
-/**
- * struct listener - a listening socket that has our ops
- * @sk: the socket; it cannot go before it is taken out of the list
- * @family: index of its tables
- * @list: in the list
- */
-struct listener {
-	struct sock *sk;
-	unsigned int family;
-	struct list_head list;
-};
-
 const struct proto *stream_base[STREAM_FAMILIES];
 const struct proto_ops *stream_base_ops[STREAM_FAMILIES];
 struct proto stream_protos[STREAM_FAMILIES];
 struct proto_ops *stream_ops[STREAM_FAMILIES];
 
-static LIST_HEAD(listeners);
-static DEFINE_SPINLOCK(listeners_lock);
 static struct tracepoint *state_point;
 static bool leaving;
 
@@ -72,16 +57,29 @@ bool stream_is_ours(const struct sock *sk)
 }
 
 /* The family whose table that is, or -1. */
-static int family_of(const struct sock *sk)
+static int family_now(const struct sock *sk)
 {
 	int i;
 
 	for (i = 0; i < STREAM_FAMILIES; i++)
-		/* What was made by another table is another's, as MPTCP's. */
-		if (stream_base[i] && sk->sk_prot == stream_base[i] &&
-		    sk->sk_prot_creator == stream_base[i])
+		if (stream_base[i] && sk->sk_prot == stream_base[i])
 			return i;
 	return -1;
+}
+
+/**
+ * stream_family_of() - the family whose table a socket has, and was made by
+ * @sk: the socket, locked
+ *
+ * Return: index of its tables; -1 if they are not the kernel's. What was made by another
+ * table is another's, as MPTCP's until accept().
+ */
+int stream_family_of(const struct sock *sk)
+{
+	int family = family_now(sk);
+
+	return family < 0 || sk->sk_prot_creator == stream_base[family] ? family :
+									  -1;
 }
 
 /**
@@ -99,19 +97,27 @@ bool stream_is_in_use(const struct sock *sk)
 	       rcu_access_pointer(sk->sk_filter) || tcp_sk(sk)->repair;
 }
 
-static void take_connecting(struct sock *sk)
+/*
+ * It was ours, and is disconnected: it connects again, as a new one, or listens, and its
+ * children must not have its table.
+ */
+static void release_old(struct sock *sk)
 {
-	struct socket *sock = sk->sk_socket;
-	int family = family_of(sk);
-	struct stream *stream;
+	struct stream *stream = stream_is_ours(sk) ? stream_get(sk) : NULL;
 
-	/* Ours once more: it was disconnected, and connects again, as a new one. */
-	stream = stream_is_ours(sk) ? stream_get(sk) : NULL;
 	if (stream) {
 		stream_release(stream);
 		stream_put(stream);
-		family = family_of(sk);
 	}
+}
+
+static void take_connecting(struct sock *sk)
+{
+	struct socket *sock = sk->sk_socket;
+	int family;
+
+	release_old(sk);
+	family = stream_family_of(sk);
 	/* By fast open somebody is inside of TCP, and sends. */
 	if (family < 0 || tcp_sk(sk)->fastopen_req)
 		return;
@@ -123,16 +129,17 @@ static void take_connecting(struct sock *sk)
 	stream_count(STREAM_TAKEN, 1);
 }
 
-static void take_child(struct sock *sk)
+/* Returns whether it is ours now. */
+static bool take_child(struct sock *sk, int family)
 {
-	int family = family_of(sk);
 	u64 peer;
 
 	if (family < 0 || stream_is_in_use(sk) || !stream_peer_of(sk, &peer) ||
 	    !stream_make(sk, family, false))
-		return;
+		return false;
 	WRITE_ONCE(sk->sk_prot, &stream_protos[family]);
 	stream_count(STREAM_TAKEN, 1);
+	return true;
 }
 
 static void map(struct in6_addr *to, __be32 address)
@@ -150,7 +157,10 @@ static bool is_left_out(unsigned int port)
 	return false;
 }
 
-/* The connection is there. Nothing has been sent or read but by TCP's fast open. */
+/*
+ * The connection is there. Nothing has been sent or read but by TCP's fast open; bytes may
+ * have come, if it waited for accept().
+ */
 static void established(struct sock *sk)
 {
 	const struct inet_sock *inet = inet_sk(sk);
@@ -180,63 +190,10 @@ static void established(struct sock *sk)
 	tuple->local_port = inet->inet_sport;
 	tuple->remote_port = inet->inet_dport;
 	tuple->local_first = tcp_sk(sk)->write_seq;
-	tuple->remote_first = tcp_sk(sk)->rcv_nxt;
+	tuple->remote_first = tcp_sk(sk)->copied_seq;
 	stream_begin(stream);
 out:
 	stream_put(stream);
-}
-
-static void listen_begins(struct sock *sk)
-{
-	struct listener *listener;
-	struct stream *stream;
-	int family;
-
-	/* It was one that connected: its children must not have its table. */
-	stream = stream_is_ours(sk) ? stream_get(sk) : NULL;
-	if (stream) {
-		stream_release(stream);
-		stream_put(stream);
-	}
-	family = family_of(sk);
-	if (family < 0 || stream_is_in_use(sk) || !sk->sk_socket ||
-	    READ_ONCE(sk->sk_socket->ops) != stream_base_ops[family])
-		return;
-	listener = kmalloc(sizeof(*listener), GFP_ATOMIC);
-	if (!listener)
-		return;
-	listener->sk = sk;
-	listener->family = family;
-	spin_lock_bh(&listeners_lock);
-	list_add(&listener->list, &listeners);
-	WRITE_ONCE(sk->sk_socket->ops, stream_ops[family]);
-	spin_unlock_bh(&listeners_lock);
-}
-
-/* Takes a listener out of the list; its socket has the kernel's ops again. */
-static void listener_release(struct listener *listener)
-{
-	struct socket *sock = listener->sk->sk_socket;
-
-	lockdep_assert_held(&listeners_lock);
-	if (sock && sock->ops == stream_ops[listener->family])
-		WRITE_ONCE(sock->ops, stream_base_ops[listener->family]);
-	list_del(&listener->list);
-	kfree(listener);
-}
-
-static void listen_ends(struct sock *sk)
-{
-	struct listener *listener;
-
-	spin_lock_bh(&listeners_lock);
-	list_for_each_entry(listener, &listeners, list) {
-		if (listener->sk == sk) {
-			listener_release(listener);
-			break;
-		}
-	}
-	spin_unlock_bh(&listeners_lock);
 }
 
 static void state_changes(void *unused, const struct sock *sock, const int from,
@@ -245,21 +202,47 @@ static void state_changes(void *unused, const struct sock *sock, const int from,
 	/* The tracepoint says const for the sake of those who only look. */
 	struct sock *sk = (struct sock *)sock;
 
-	if (sk->sk_protocol != IPPROTO_TCP)
+	/* MPTCP's own are none of ours, but its listeners have children of TCP's. */
+	if (sk->sk_protocol != IPPROTO_TCP &&
+	    (sk->sk_protocol != IPPROTO_MPTCP ||
+	     (from != TCP_LISTEN && to != TCP_LISTEN)))
 		return;
-	if (from == TCP_LISTEN)
-		listen_ends(sk);
+	/* Children begin as copies of a listener, without a socket; MPTCP listens twice. */
+	if (from == TCP_LISTEN && to != TCP_LISTEN && sk->sk_socket)
+		stream_listen_ends(sk);
 	if (READ_ONCE(leaving))
 		return;
 	if (to == TCP_SYN_SENT) {
 		take_connecting(sk);
 	} else if (to == TCP_LISTEN) {
-		listen_begins(sk);
+		release_old(sk);
+		stream_listen_begins(sk);
 	} else if (to == TCP_ESTABLISHED) {
 		if (from == TCP_SYN_RECV)
-			take_child(sk);
+			take_child(sk, stream_family_of(sk));
 		established(sk);
 	}
+}
+
+/**
+ * stream_take_accepted() - take over the child of a listener that was not TCP's
+ * @sk: the child, locked, as accept() returns it: no program has it
+ */
+void stream_take_accepted(struct sock *sk)
+{
+	struct socket *sock = sk->sk_socket;
+	int family;
+
+	/* As in the tracepoint: stream_take_exit() waits for those who are in here. */
+	rcu_read_lock();
+	family = family_now(sk);
+	if (!READ_ONCE(leaving) && family >= 0 && sk->sk_state == TCP_ESTABLISHED &&
+	    READ_ONCE(sock->ops) == stream_base_ops[family] &&
+	    take_child(sk, family)) {
+		WRITE_ONCE(sock->ops, stream_ops[family]);
+		established(sk);
+	}
+	rcu_read_unlock();
 }
 
 /**
@@ -340,6 +323,9 @@ int stream_take_init(void)
 	err = learn(1, AF_INET6);
 	if (err && err != -EAFNOSUPPORT)
 		goto err_learn;
+	err = stream_listen_init();
+	if (err)
+		goto err_learn;
 	for_each_kernel_tracepoint(find_point, &state_point);
 	err = -ENOENT;
 	if (state_point)
@@ -349,6 +335,7 @@ int stream_take_init(void)
 		pr_err("vmloop_tcp: this kernel has no tracepoint sock:inet_sock_set_state: use one with CONFIG_TRACEPOINTS=y\n");
 	if (!err)
 		return 0;
+	stream_listen_free();
 err_learn:
 	/* Nobody has been given one. */
 	for (i = 0; i < STREAM_FAMILIES; i++)
@@ -363,21 +350,13 @@ err_learn:
 void stream_take_exit(void)
 {
 	unsigned long start = jiffies;
-	struct listener *listener, *next;
 	bool lanes = true;
 	unsigned int i;
 
 	WRITE_ONCE(leaving, true);
 	tracepoint_synchronize_unregister();
-	spin_lock_bh(&listeners_lock);
-	list_for_each_entry_safe(listener, next, &listeners, list) {
-		struct sock *sk = listener->sk;
-
-		listener_release(listener);
-		/* All who wait in accept() look again. */
-		sk->sk_state_change(sk);
-	}
-	spin_unlock_bh(&listeners_lock);
+	synchronize_rcu();
+	stream_listen_leave();
 	for (;;) {
 		stream_each(give_back);
 		if (stream_none())
@@ -399,6 +378,7 @@ void stream_take_exit(void)
 	for (i = 0; i < STREAM_FAMILIES; i++)
 		if (stream_ops[i])
 			stream_calls_exit(i);
+	stream_listen_exit();
 	/* Whoever had loaded one of our calls is in it, or has left it. */
 	synchronize_rcu_tasks();
 	synchronize_srcu(&stream_users);

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: GPL-2.0
 """What a program sees of a TCP socket, call by call, as lines of JSON.
 
-usage: sockets.py serve PORT | sockets.py run HOST PORT
+usage: sockets.py serve PORT PROTOCOL | sockets.py run HOST PORT
+
+PROTOCOL is the number of the listener's: 6 is TCP's, 262 MPTCP's.
 
 Each case has a connection of its own, over which some bytes have gone both ways before. What the calls return is
 printed, so that two runs can be compared: one of the kernel's TCP alone, and one by lanes. Nothing of it depends on
@@ -27,6 +29,8 @@ WARM = 40
 """Round trips before a case begins; the size of each."""
 PIECE = 4096
 DEADLINE = 20.0
+CYCLE = bytes(number * 7 % 251 for number in range(251))
+"""What known bytes repeat; made once, as Python is slow in an emulated machine."""
 
 SO_TIMESTAMP, SO_PEEK_OFF, SO_ZEROCOPY, MSG_ZEROCOPY = 29, 42, 60, 0x4000000
 TCP_NOTSENT_LOWAT, TCP_INQ, IP_RECVERR, IPV6_RECVERR, SIOCATMARK = 25, 36, 11, 25, 0x8905
@@ -51,7 +55,7 @@ def attempt(call: Callable[[], Any]) -> Any:
 
 def pattern(size: int) -> bytes:
     """Bytes that are known."""
-    return bytes(i * 7 % 251 for i in range(size))
+    return (CYCLE * (size // len(CYCLE) + 1))[:size]
 
 
 def receive(connection: socket.socket, size: int) -> bytes:
@@ -653,9 +657,12 @@ CASES: dict[str, tuple[Callable[[socket.socket], Any], Callable[[socket.socket],
 }
 
 
-def serve(port: int) -> None:
+def serve(port: int, protocol: int) -> None:
     """One connection after the other, until it is killed; of both families."""
-    listener = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, protocol)
+    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    listener.bind(("::", port))
+    listener.listen()
     print("ready", flush=True)
     while True:
         connection, _ = listener.accept()
@@ -686,8 +693,8 @@ def run(host: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["serve"] and len(sys.argv) == 3:
-        serve(int(sys.argv[2]))
+    if sys.argv[1:2] == ["serve"] and len(sys.argv) == 4:
+        serve(int(sys.argv[2]), int(sys.argv[3]))
     elif sys.argv[1:2] == ["run"] and len(sys.argv) == 4:
         run(sys.argv[2], int(sys.argv[3]))
     else:
