@@ -51,10 +51,13 @@ class Streams:
             assert client.poll() is None, f"the connections have ended: {client.err}"
             yield client
 
+    def listed(self, guest) -> list[dict]:
+        """What `vmloop streams` says in a guest."""
+        return list(json.loads(guest.run([f"{HERE}/vmloop", "streams", "--json"]).out))
+
     def lanes(self, guest) -> list[dict]:
         """A guest's connections that have a lane."""
-        found = json.loads(guest.run([f"{HERE}/vmloop", "streams", "--json"]).out)
-        return [one for one in found if one["lane"] is not None]
+        return [one for one in self.listed(guest) if one["lane"] is not None]
 
     def check(self, client: Process) -> None:
         """All that was sent has come, and the connections were not reset. Ends what still runs."""
@@ -135,6 +138,23 @@ def test_peer_stands_still(net: Net, streams: Streams) -> None:
         until(lambda: streams.counter("rx_bytes") - before > 1 << 20, 60 * net.slow, "bytes come by lanes again")
         streams.check(client)
     assert streams.counter("reset") == 0
+
+
+@pytest.mark.kvm_only
+def test_what_is_kept_is_bounded(net: Net, streams: Streams) -> None:
+    """What connections keep for a peer that does not answer has a bound for all of them; one beyond it is reset."""
+    streams.g1.run(f"echo 1 >{PARAMETERS}/unsent_max")
+    with streams.duplex(4, 600) as client:
+        streams.g2.pause()
+        try:
+            # Their rings fill, and then the lanes end.
+            until(lambda: {bool(one["tx_queue"]) for one in streams.lanes(streams.g1)} == {True}, 30 * net.slow, "full")
+            streams.g1.run(f"echo 1 >{PARAMETERS}/go_back")
+            until(lambda: streams.counter("reset") > 0, 30 * net.slow, "a connection is reset")
+        finally:
+            streams.g2.unpause()
+        until(lambda: client.poll() is not None, 60 * net.slow, "the program is told")
+        assert client.wait(10).code != 0
 
 
 def test_a_crowd(net: Net, streams: Streams, record_property) -> None:

@@ -141,6 +141,39 @@ void stream_lane_down(struct vmloop_lane *lane)
 	stream_queue(stream, 0);
 }
 
+/*
+ * What all streams keep of those. A peer that never answers has its connections wait, one
+ * after the other, and each may keep as much as its ring was large.
+ */
+static atomic64_t unsent_bytes;
+
+static u8 *unsent_alloc(u32 size)
+{
+	u8 *memory = NULL;
+
+	if (atomic64_add_return(size, &unsent_bytes) <=
+	    READ_ONCE(stream_unsent_max))
+		memory = kvmalloc(size, GFP_KERNEL);
+	if (!memory)
+		atomic64_sub(size, &unsent_bytes);
+	return memory;
+}
+
+/**
+ * stream_unsent_free() - nothing of what a lane carried is to be sent again
+ * @stream: the stream
+ *
+ * Context: tx_ring held, or nobody else has the stream.
+ */
+void stream_unsent_free(struct stream *stream)
+{
+	if (!stream->unsent)
+		return;
+	kvfree(stream->unsent);
+	stream->unsent = NULL;
+	atomic64_sub(stream->unsent_memory, &unsent_bytes);
+}
+
 /* Copies what the peer may not have read: it will say, by TCP, what it has. */
 static void copy_unsent(struct stream *stream)
 {
@@ -153,11 +186,12 @@ static void copy_unsent(struct stream *stream)
 	/* The hello, or a part of it, may be among it. */
 	size = min_t(u64, account, stream->sent);
 	stream->unsent_from = stream->sent - size;
-	stream->unsent = size ? kvmalloc(size, GFP_KERNEL) : NULL;
+	stream->unsent = size ? unsent_alloc(size) : NULL;
 	if (size && !stream->unsent) {
 		stream->spoilt = true;
 		return;
 	}
+	stream->unsent_memory = size;
 	while (stream->unsent_size < size) {
 		bytes = vmloop_ring_unread(tx,
 					   account - size + stream->unsent_size,

@@ -5,9 +5,14 @@
  * Owns the module, its parameters and counters. Who loads it wants it: packet tools
  * see a connection's beginning and end, and not what it carries (docs/stream.md).
  */
+#include <linux/mm.h>
 #include <linux/module.h>
 
 #include "stream.h"
+
+/* Part of the memory, and bytes at least, that may be kept for peers that do not answer. */
+#define UNSENT_PART	64
+#define UNSENT_LEAST	(16UL << 20)
 
 struct workqueue_struct *stream_workqueue;
 
@@ -40,6 +45,10 @@ static const struct kernel_param_ops keep_alive_ops = {
 unsigned int stream_keep_alive = 60;
 module_param_cb(keep_alive, &keep_alive_ops, &stream_keep_alive, 0644);
 MODULE_PARM_DESC(keep_alive, "seconds after which TCP acknowledges once more while a lane carries a connection, so that firewalls see that it lives, up to 86400 (0: never)");
+
+unsigned long stream_unsent_max;
+module_param_named(unsent_max, stream_unsent_max, ulong, 0644);
+MODULE_PARM_DESC(unsent_max, "bytes that all connections together keep of what their peers have not answered for since a lane ended; what is beyond is reset (default: a 64th of the memory, 16 MiB at least)");
 
 /* Whoever looks after a guest by ssh does not want to lose it to an experiment. */
 unsigned int stream_left_out[STREAM_LEFT_OUT_MAX] = { 22 };
@@ -120,6 +129,9 @@ static int __init stream_init(void)
 		pr_err("vmloop_tcp: ring_size must be a power of two, 4096 or more\n");
 		return -EINVAL;
 	}
+	if (!stream_unsent_max)
+		stream_unsent_max = max((totalram_pages() << PAGE_SHIFT) /
+						UNSENT_PART, UNSENT_LEAST);
 	stream_workqueue = alloc_workqueue("vmloop_tcp", WQ_UNBOUND, 0);
 	if (!stream_workqueue)
 		return -ENOMEM;

@@ -202,6 +202,7 @@ struct stream_spin {
  * @unsent_from: how many went before those, modulo 2^32
  * @unsent_size: bytes of @unsent
  * @unsent_at: bytes of @unsent that went by TCP again, or need not
+ * @unsent_memory: bytes that it takes
  * @more: the last bytes went to TCP with more to come
  * @tx_spin: of those who wait for room
  * @by_work: @work is inside of TCP: it may send though @tx says otherwise
@@ -284,6 +285,7 @@ struct stream {
 	u32 unsent_from;
 	u32 unsent_size;
 	u32 unsent_at;
+	u32 unsent_memory;
 	bool more;
 	struct stream_spin tx_spin;
 	bool by_work;
@@ -406,6 +408,7 @@ extern unsigned int stream_ring_size;
 extern int stream_spin_us;
 extern unsigned int stream_keep_alive;
 extern unsigned int stream_left_out[STREAM_LEFT_OUT_MAX];
+extern unsigned long stream_unsent_max;
 extern unsigned int stream_left_out_count;
 
 /* table.c; any context */
@@ -470,6 +473,7 @@ void stream_lane_close(struct vmloop_lane *lane);
 void stream_lane_ended(struct vmloop_lane *lane, u32 reason);
 void stream_lane_event(struct vmloop_lane *lane);
 void stream_ring_bell(struct tasklet_struct *bell);
+void stream_unsent_free(struct stream *stream);
 unsigned int stream_look_out(struct stream *stream, bool work);
 bool stream_want_room(struct stream *stream);
 

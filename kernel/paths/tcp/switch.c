@@ -621,8 +621,7 @@ static void go_on(struct stream *stream)
 	release_sock(stream->sk);
 
 	mutex_lock(&stream->tx_ring);
-	kvfree(stream->unsent);
-	stream->unsent = NULL;
+	stream_unsent_free(stream);
 	WRITE_ONCE(stream->tx, STREAM_TX_TCP);
 	mutex_unlock(&stream->tx_ring);
 	if (stream->carried)

@@ -60,7 +60,7 @@ static void stream_free(struct kref *refs)
 	struct stream *stream = container_of(refs, struct stream, refs);
 
 	stream_purge(stream);
-	kvfree(stream->unsent);
+	stream_unsent_free(stream);
 	sock_put(stream->sk);
 	kfree_rcu(stream, rcu);
 }
