@@ -24,11 +24,20 @@
 
 /*
  * After a refusal so many times as much must go by TCP before the next try, at most so many
- * times in all; less for want of room, which there is when others are idle.
+ * times in all; less for what passes: there is room when others are idle, and a socket that
+ * was in use is not the next time, however much its guest has to do.
  */
 #define AGAIN		4
 #define AGAIN_MAX	4096
-#define AGAIN_ROOM_MAX	4
+#define AGAIN_SOON_MAX	4
+
+/*
+ * Why a lane is refused, for the other side: there is no such connection; it is in use at
+ * this moment; it has something that lanes do not carry, or is at its end.
+ */
+#define REASON_UNKNOWN	VMLOOP_REASON_PATH
+#define REASON_BUSY	(VMLOOP_REASON_PATH + 1)
+#define REASON_UNFIT	(VMLOOP_REASON_PATH + 2)
 
 /*
  * In jiffies, so long from one try to the next, at first and at most: without a channel;
@@ -213,7 +222,8 @@ void stream_for_nothing(struct stream *stream)
  */
 void stream_not_now(struct stream *stream, enum stream_why why)
 {
-	unsigned int most = why == STREAM_WHY_ROOM ? AGAIN_ROOM_MAX : AGAIN_MAX;
+	bool passes = why == STREAM_WHY_ROOM || why == STREAM_WHY_BUSY;
+	unsigned int most = passes ? AGAIN_SOON_MAX : AGAIN_MAX;
 
 	if (why == STREAM_WHY_CHANNEL) {
 		make_pause(stream, WITHOUT_CHANNEL, WITHOUT_CHANNEL_MAX);
@@ -303,6 +313,8 @@ enum stream_why stream_why_ended(u32 reason)
 		return STREAM_WHY_CHANNEL;
 	case VMLOOP_REASON_ROOM:
 		return STREAM_WHY_ROOM;
+	case REASON_BUSY:
+		return STREAM_WHY_BUSY;
 	default:
 		return STREAM_WHY_PEER;
 	}
@@ -358,7 +370,7 @@ static u32 lane_wanted(struct vmloop_lane *lane, struct vmloop_lane_ask *ask)
 
 	stream = stream_of(lane, &nonce);
 	if (!stream)
-		return VMLOOP_REASON_PATH;
+		return REASON_UNKNOWN;
 	if (!stream->active && lane->rx.size <= RING_MOST) {
 		why = may_not_leave(stream);
 		if (why != STREAM_WHY_NONE)
@@ -366,8 +378,9 @@ static u32 lane_wanted(struct vmloop_lane *lane, struct vmloop_lane_ask *ask)
 	}
 	stream_put(stream);
 	ask->ring_size = ring_size(lane->channel);
-	return why == STREAM_WHY_NONE ? VMLOOP_REASON_NONE :
-					VMLOOP_REASON_PATH + 1;
+	if (why == STREAM_WHY_NONE)
+		return VMLOOP_REASON_NONE;
+	return why == STREAM_WHY_BUSY ? REASON_BUSY : REASON_UNFIT;
 }
 
 static int lane_open(struct vmloop_lane *lane)
