@@ -13,7 +13,7 @@ use anyhow::Context;
 use crate::host::print_json;
 use crate::options::{Command, Options};
 use crate::table::{Table, bytes, dash, plural};
-use crate::top::{self, Row};
+use crate::top::{self, Row, Standing};
 use explain::Explanation;
 use netlink::{Modules, Peer, Status};
 
@@ -261,6 +261,11 @@ fn row(peer: &Peer) -> Row {
     Row {
         name: peer.name.clone(),
         state: peer.state.clone(),
+        standing: match peer.state.as_str() {
+            "up" => Standing::Up,
+            "broken" | "failed" => Standing::Fault,
+            _ => Standing::Other,
+        },
         out_bytes: counter(peer, "tx-bytes"),
         out_frames: counter(peer, "tx-frames"),
         in_bytes: counter(peer, "rx-bytes"),

@@ -13,7 +13,7 @@ use vmloop_policy::Policy as Checked;
 
 use crate::options::{Command, Options, Policy};
 use crate::table::{Table, bytes, dash, date, duration};
-use crate::top::{self, Row};
+use crate::top::{self, Row, Standing};
 
 /// Reads a policy, and says what is wrong with it.
 ///
@@ -386,6 +386,11 @@ fn row(channel: &Channel) -> Row {
         out_bytes: a.tx_bytes,
         out_frames: a.tx_frames,
         in_bytes: b.tx_bytes,
+        standing: match channel.state {
+            ChannelState::Up => Standing::Up,
+            ChannelState::Stuck | ChannelState::Revoked => Standing::Fault,
+            _ => Standing::Other,
+        },
         in_frames: b.tx_frames,
         doorbells: a.tx_doorbells + b.tx_doorbells,
         dropped: a.rx_dropped + b.rx_dropped,

@@ -14,13 +14,27 @@ use ratatui::{DefaultTerminal, Frame};
 
 use crate::table::{self, plural, short};
 
+/// How a channel stands, for those who look at many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// it carries what there is
+    Up,
+    /// something is wrong with it
+    Fault,
+    /// it comes, goes, or rests
+    #[default]
+    Other,
+}
+
 /// A channel: counters since it began.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
     /// who
     pub name: String,
-    /// of the channel
+    /// of the channel, in a word
     pub state: String,
+    /// what that word means
+    pub standing: Standing,
     /// bytes from the first to the second; in a guest, sent
     pub out_bytes: u64,
     /// frames likewise
@@ -40,6 +54,7 @@ pub struct Row {
 struct Rates {
     name: String,
     state: String,
+    standing: Standing,
     out_bits: f64,
     out_frames: f64,
     in_bits: f64,
@@ -71,6 +86,7 @@ impl Meter {
                 let rates = Rates {
                     name: row.name.clone(),
                     state: row.state.clone(),
+                    standing: row.standing,
                     out_bits: 8.0 * rate(row.out_bytes, before.out_bytes),
                     out_frames: rate(row.out_frames, before.out_frames),
                     in_bits: 8.0 * rate(row.in_bytes, before.in_bytes),
@@ -182,7 +198,7 @@ fn draw(frame: &mut Frame<'_>, rates: &[Rates], interval: Duration) {
     let [head, body] =
         Layout::vertical([Constraint::Length(2), Constraint::Min(1)]).areas(frame.area());
     let bits: f64 = rates.iter().map(|one| one.out_bits + one.in_bits).sum();
-    let up = rates.iter().filter(|one| one.state == "up").count();
+    let up = rates.iter().filter(|one| one.standing == Standing::Up).count();
     let title = format!(
         "vmloop  {up} of {} up, {}bit/s in all, every {:.1} s   q: quit",
         plural(rates.len() as u64, "channel"),
@@ -191,11 +207,11 @@ fn draw(frame: &mut Frame<'_>, rates: &[Rates], interval: Duration) {
     );
     frame.render_widget(Line::from(title), head);
     let rows = rates.iter().map(|one| {
-        let style = match one.state.as_str() {
-            "up" if one.out_bits + one.in_bits > 0.0 => Style::new().fg(Color::Green),
-            "up" => Style::new(),
-            "broken" | "failed" | "stuck" => Style::new().fg(Color::Red),
-            _ => Style::new().fg(Color::DarkGray),
+        let style = match one.standing {
+            Standing::Up if one.out_bits + one.in_bits > 0.0 => Style::new().fg(Color::Green),
+            Standing::Up => Style::new(),
+            Standing::Fault => Style::new().fg(Color::Red),
+            Standing::Other => Style::new().fg(Color::DarkGray),
         };
         TableRow::new(cells(one).map(Cell::from)).style(style)
     });
