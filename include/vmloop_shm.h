@@ -427,6 +427,13 @@ struct vmloop_msg_dir_gone {
 #define VMLOOP_PEER_ROUTED	0x2 /* only packets pass, by way of the host */
 #define VMLOOP_PEER_KEEP	0x4 /* its addresses are those said before */
 
+/*
+ * From this bit on: the host's policy has no lanes of a kind for the two. The bit of a kind
+ * is VMLOOP_PEER_WITHOUT_SHIFT + the kind, 2 to 15; the same in all entries of a peer.
+ * Modules that do not know it open such lanes, and the other side refuses them.
+ */
+#define VMLOOP_PEER_WITHOUT_SHIFT	16
+
 /**
  * struct vmloop_msg_peer - agent: one interface of a peer, seen from one of ours
  * @id: the peer's identity; several entries may carry the same. With

@@ -61,6 +61,7 @@ extern struct workqueue_struct *vmloop_workqueue;
  * @epoch: which life of it
  * @name: its name on the host
  * @tag: channel that the agent made for it, 0 for none
+ * @without: kinds of lanes that the policy does not have for it, a bit of each
  * @state: how we stand to it
  * @reason: VMLOOP_REFUSED_*, with state REFUSED
  * @attempts: how often we have asked for a channel
@@ -88,6 +89,7 @@ struct vmloop_peer {
 	u64 epoch;
 	char name[32];
 	u32 tag;
+	u32 without;
 	enum vmloop_channel_state state;
 	u32 reason;
 	unsigned int attempts;
@@ -265,6 +267,7 @@ void vmloop_lanes_path_shut(struct vmloop_channel *channel,
 			    const struct vmloop_path *path);
 void vmloop_lanes_path_gone(struct vmloop_channel *channel,
 			    const struct vmloop_path *path);
+void vmloop_lanes_policy(struct vmloop_channel *channel);
 void vmloop_lanes_look(struct vmloop_channel *channel);
 void vmloop_lanes_want(struct vmloop_channel *channel);
 bool vmloop_lanes_are_used(const struct vmloop_channel *channel);

@@ -602,6 +602,7 @@ int vmloop_entry_apply(struct vmloop_transport *transport,
 		       const struct vmloop_msg_peer *entry, u64 mark)
 {
 	struct vmloop_peer *peer;
+	u32 without;
 
 	lockdep_assert_held(&vmloop_mutex);
 	if (entry->id == transport->id)
@@ -621,6 +622,14 @@ int vmloop_entry_apply(struct vmloop_transport *transport,
 		vmloop_netlink_peer_changed(peer);
 	}
 
+	/* A channel without packets is none. */
+	without = entry->flags >> VMLOOP_PEER_WITHOUT_SHIFT &
+		  ~BIT(VMLOOP_LANE_PACKET);
+	if (peer->without != without) {
+		peer->without = without;
+		if (peer->channel)
+			vmloop_lanes_policy(peer->channel);
+	}
 	if (peer->tag != entry->tag) {
 		if (peer->channel && peer->channel->link->tag != entry->tag)
 			vmloop_channel_shut(peer->channel, true);

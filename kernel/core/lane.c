@@ -396,6 +396,13 @@ u32 vmloop_channel_free(const struct vmloop_channel *channel, u32 *largest)
 }
 EXPORT_SYMBOL_GPL(vmloop_channel_free);
 
+/* Whether the host's policy has lanes of a path for the two. */
+static bool policy_has(const struct vmloop_channel *channel,
+		       const struct vmloop_path *path)
+{
+	return !(channel->peer->without & BIT(path->kind));
+}
+
 /**
  * vmloop_channel_lane() - open a lane
  * @channel: a channel that begins or is up; core mutex held
@@ -411,7 +418,8 @@ EXPORT_SYMBOL_GPL(vmloop_channel_free);
  * number or no memory is free; -EBUSY: the peer has not let go of most of our
  * memory; -EINVAL: the ring's size is none, or the slot; -EOPNOTSUPP: the
  * channel has no table of lanes; -ENOTCONN: it is ending; -EEXIST: the slot has
- * a lane; -ENODEV: the path is not registered; or what its lane_open returned.
+ * a lane; -ENODEV: the path is not registered; -EACCES: the host's policy has no such
+ * lanes for the peer; or what its lane_open returned.
  */
 struct vmloop_lane *vmloop_channel_lane(struct vmloop_channel *channel,
 					const struct vmloop_path *path,
@@ -428,6 +436,8 @@ struct vmloop_lane *vmloop_channel_lane(struct vmloop_channel *channel,
 		return ERR_PTR(-ENOTCONN);
 	if (vmloop_path_find(path->kind) != path)
 		return ERR_PTR(-ENODEV);
+	if (!policy_has(channel, path))
+		return ERR_PTR(-EACCES);
 	if (ask->slot >= VMLOOP_PEER_LANES)
 		return ERR_PTR(-EINVAL);
 	if (path->by_peer && vmloop_channel_slot(channel, path, ask->slot))
@@ -510,6 +520,8 @@ static u32 lane_accept(struct vmloop_channel *channel, u32 number)
 	path = vmloop_path_find(READ_ONCE(theirs->lane.kind));
 	if (!path)
 		return VMLOOP_REASON_KIND;
+	if (!policy_has(channel, path))
+		return VMLOOP_REASON_POLICY;
 	if (path->by_peer && is_one_too_many(channel))
 		return VMLOOP_REASON_ROOM;
 	lane = lane_make(channel, number, path);
@@ -1080,6 +1092,23 @@ void vmloop_lanes_path_shut(struct vmloop_channel *channel,
 	list_for_each_entry(lane, &channel->lanes, list)
 		if (lane->path == path)
 			lane_shut(lane, VMLOOP_REASON_KIND);
+}
+
+/**
+ * vmloop_lanes_policy() - begin to close lanes that the policy does not have any more
+ * @channel: a channel whose peer's @without has changed
+ *
+ * Context: core mutex held, may sleep.
+ */
+void vmloop_lanes_policy(struct vmloop_channel *channel)
+{
+	struct vmloop_lane *lane;
+
+	if (!channel->slots || channel->state == VMLOOP_CHANNEL_CLOSING)
+		return;
+	list_for_each_entry(lane, &channel->lanes, list)
+		if (lane->path && !policy_has(channel, lane->path))
+			lane_shut(lane, VMLOOP_REASON_POLICY);
 }
 
 /**

@@ -27,6 +27,8 @@ PARAMETERS = "/sys/module/vmloop_tcp/parameters"
 SOCKETS = Path(__file__).parent / "tools/sockets.py"
 LATE = Path(__file__).parent / "tools/late.py"
 NEVER = 2_000_000_000
+KIND = 1 << 2
+"""The bit of lanes that carry streams: VMLOOP_LANE_STREAM."""
 
 
 class Streams(Pair):
@@ -536,3 +538,34 @@ def test_listener_is_disconnected(stage: str, streams: Streams) -> None:
         until(lambda: server.out.count(str(errno.EINVAL)) == 3, 30, "all threads are told")
         streams.host.run("rmmod vmloop_tcp", timeout=60)
         assert server.poll() is None, server.err
+
+
+@pytest.mark.parametrize("end", ["active", "passive"])
+def test_policy_of_one_end(stage: str, streams: Streams, end: str) -> None:
+    """One end that keeps to the host's policy is enough: it closes lanes, opens none and refuses the other end's."""
+    host = streams.host
+
+    def without(active: int, passive: int) -> None:
+        host.run(f"echo {active},{passive} >/sys/module/vmloop_loopback/parameters/without")
+
+    def denied(connections: int) -> bool:
+        found = json.loads(host.run(inside("a", BIN / "vmloop", "--guest", "streams", "--json")).out)
+        return len(found) == connections and all((one["state"], one["why"]) == ("tcp", "policy") for one in found)
+
+    streams.leave_after(1)
+    with duplex(streams, 4, 600) as client:
+        until(lambda: streams.counter("rx_bytes") > 1 << 20, 60, "bytes by lanes")
+        without(*((KIND, 0) if end == "active" else (0, KIND)))
+        until(lambda: denied(4), 60, "no lane for want of a policy")
+        by_lanes, paired = streams.counter("rx_bytes"), streams.counter("paired")
+        with duplex(streams, 2, 600, PORT + 1) as new:
+            until(lambda: denied(6), 60, "none for new ones")
+            new.terminate()
+            assert new.wait(60).code == 0
+        assert (streams.counter("rx_bytes"), streams.counter("paired")) == (by_lanes, paired)
+        without(0, 0)
+        until(lambda: streams.counter("rx_bytes") > by_lanes + (1 << 20), 60, "bytes by lanes again")
+        client.terminate()
+        result = client.wait(60)
+    assert result.code == 0, result.err
+    assert streams.counter("reset") == 0

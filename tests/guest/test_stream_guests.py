@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from vmlab.process import Process
 
-from tests.guest.net import HERE, TOOLS, Net, at_once, until
+from tests.guest.net import HERE, POLICY, TOOLS, Net, at_once, until
 
 DUPLEX = str(TOOLS / "duplex")
 CROWD = str(TOOLS / "crowd")
@@ -116,6 +116,27 @@ def test_ends(net: Net, streams: Streams, end: str) -> None:
     elif end == "transport":
         streams.g2.run(f"modprobe {net.transport}")
     assert streams.counter("back") > before and streams.counter("reset") == 0
+
+
+@pytest.mark.main("the host's policy had no word for streams", on="both")
+def test_policy(net: Net, streams: Streams) -> None:
+    """Where the host's policy denies streams, connections go by TCP, and by lanes again when it allows them."""
+    g1, g2 = streams.g1, streams.g2
+    with streams.duplex(4, 300) as client:
+        try:
+            net.set_policy(f"{POLICY}streams = 'deny'\n")
+            denied = {("tcp", "policy")}
+            until(lambda: {(one["state"], one["why"]) for one in streams.listed(g1)} == denied, 30 * net.slow, "denied")
+            until(lambda: not streams.lanes(g2), 10 * net.slow, "the other end has none either")
+            assert json.loads(net.command("explain", "g1", "g2", "--json").out)["without_streams"]
+            by_lanes, by_packets = streams.counter("tx_bytes"), net.channel_bytes(g1, g2)
+            until(lambda: net.channel_bytes(g1, g2) > by_packets + (1 << 20), 60 * net.slow, "bytes go as packets")
+            assert streams.counter("tx_bytes") == by_lanes
+        finally:
+            net.set_policy(POLICY)
+        until(lambda: streams.counter("tx_bytes") > by_lanes + (1 << 20), 60 * net.slow, "bytes go by lanes again")
+        streams.check(client)
+    assert streams.counter("reset") == 0
 
 
 STILL = 75

@@ -74,7 +74,7 @@ pub fn layout() -> String {
     structure!(Dir "vmloop_msg_dir" generation);
     structure!(DirChange "vmloop_msg_dir_change" generation before);
     structure!(DirGone "vmloop_msg_dir_gone" id local_mac mac reserved);
-    consts!(VMLOOP_PEER_TAGGED VMLOOP_PEER_ROUTED VMLOOP_PEER_KEEP);
+    consts!(VMLOOP_PEER_TAGGED VMLOOP_PEER_ROUTED VMLOOP_PEER_KEEP VMLOOP_PEER_WITHOUT_SHIFT);
     structure!(Peer "vmloop_msg_peer" id epoch tag flags local_mac mac ip_count mtu name ip
         gateway reserved);
     consts!(VMLOOP_REFUSED_POLICY VMLOOP_REFUSED_GONE VMLOOP_REFUSED_SLOTS

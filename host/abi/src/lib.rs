@@ -4,6 +4,8 @@
 //! - [`shm`]: the structures and numbers of `include/vmloop_shm.h`;
 //! - [`layout`]: their sizes and offsets, as text;
 //! - [`message`]: the control messages, checked;
+//! - [`address`]: addresses of guests;
+//! - [`directory`]: what guests are told of each other;
 //! - [`control`]: the agent's end of a control region, over the ring that is
 //!   compiled from `kernel/core/ring.c`, so that there is one implementation;
 //! - [`memory`]: sealed memory for regions, and the layout of channels.
@@ -11,7 +13,9 @@
 //! Everything unsafe of the host side lives in this crate, in the modules
 //! `ring`, `mapping`, `control` and `readiness`.
 
+pub mod address;
 pub mod control;
+pub mod directory;
 pub mod lanes;
 pub mod layout;
 mod mapping;

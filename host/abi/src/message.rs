@@ -4,12 +4,10 @@
 //! [`GuestMessage::parse`] is the only door for what a guest writes. It works
 //! on a private copy and accepts nothing that is out of range.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::ops::Deref;
-use std::sync::Arc;
-
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::address::Address;
+use crate::directory::{DirectoryEntry, EntryKey};
 use crate::shm;
 
 /// Tags are from 1 to this.
@@ -27,17 +25,6 @@ pub enum Malformed {
     /// A value out of range.
     #[error("type {0}: {1} is out of range")]
     Range(u16, &'static str),
-}
-
-/// One IP address of a guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Address {
-    /// Hardware address of the interface that has it.
-    pub mac: [u8; 6],
-    /// The address.
-    pub ip: IpAddr,
-    /// Length of its subnet prefix in bits.
-    pub prefix: u8,
 }
 
 /// How a guest stands to a channel; `VMLOOP_STATE_*`.
@@ -141,36 +128,6 @@ fn field<const N: usize>(value: &str) -> [u8; N] {
     out
 }
 
-impl Address {
-    fn parse(wire: &shm::Address) -> Option<Self> {
-        let (ip, bits) = match wire.family {
-            shm::VMLOOP_ADDR_IPV4 => {
-                let mut octets = [0; 4];
-                octets.copy_from_slice(&wire.ip[..4]);
-                (IpAddr::V4(Ipv4Addr::from(octets)), 32)
-            }
-            shm::VMLOOP_ADDR_IPV6 => (IpAddr::V6(Ipv6Addr::from(wire.ip)), 128),
-            _ => return None,
-        };
-        (wire.prefix <= bits).then_some(Self { mac: wire.mac, ip, prefix: wire.prefix })
-    }
-
-    fn wire(&self) -> shm::Address {
-        let mut out = shm::Address { prefix: self.prefix, mac: self.mac, ..Default::default() };
-        match self.ip {
-            IpAddr::V4(ip) => {
-                out.family = shm::VMLOOP_ADDR_IPV4;
-                out.ip[..4].copy_from_slice(&ip.octets());
-            }
-            IpAddr::V6(ip) => {
-                out.family = shm::VMLOOP_ADDR_IPV6;
-                out.ip = ip.octets();
-            }
-        }
-        out
-    }
-}
-
 impl GuestMessage {
     /// Reads a message from a private copy of a record's payload.
     ///
@@ -263,83 +220,6 @@ impl GuestMessage {
             other => Err(Malformed::Type(other)),
         }
     }
-}
-
-/// An interface of a peer: what is the same in all directories that have it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PeerInterface {
-    /// the peer's identity
-    pub id: u64,
-    /// its epoch
-    pub epoch: u64,
-    /// the interface's hardware address
-    pub mac: [u8; 6],
-    /// the peer's name on the host; cut after 31 bytes
-    pub name: Arc<str>,
-    /// the interface's addresses; those after `VMLOOP_PEER_IPS` are left out
-    pub ips: Box<[Address]>,
-}
-
-/// One line of a directory: an interface of a peer, seen from one of ours. There may be
-/// a hundred thousand on a host, so they share what is the same.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DirectoryEntry {
-    /// the peer's interface
-    pub peer: Arc<PeerInterface>,
-    /// channel that leads to it; 0 while there is none
-    pub tag: u32,
-    /// whether VLAN-tagged frames pass between the two
-    pub tagged: bool,
-    /// whether its addresses are those said before, as they are not known yet
-    pub keep: bool,
-    /// if the host routes between the two: its address where `local_mac` is
-    pub gateway: Option<[u8; 6]>,
-    /// the interface of ours that it is reached by
-    pub local_mac: [u8; 6],
-    /// largest MTU in bytes that the network between the two carries
-    pub mtu: u16,
-}
-
-/// An entry has all that its peer's interface has: who reads it need not know what is shared.
-impl Deref for DirectoryEntry {
-    type Target = PeerInterface;
-
-    fn deref(&self) -> &PeerInterface {
-        &self.peer
-    }
-}
-
-impl DirectoryEntry {
-    /// What tells it from others.
-    pub fn key(&self) -> EntryKey {
-        EntryKey { id: self.id, local_mac: self.local_mac, mac: self.mac }
-    }
-
-    /// `VMLOOP_PEER_*`
-    pub fn flags(&self) -> u32 {
-        let mut flags = 0;
-        if self.tagged {
-            flags |= shm::VMLOOP_PEER_TAGGED;
-        }
-        if self.keep {
-            flags |= shm::VMLOOP_PEER_KEEP;
-        }
-        if self.gateway.is_some() {
-            flags |= shm::VMLOOP_PEER_ROUTED;
-        }
-        flags
-    }
-}
-
-/// What tells an entry of a directory from the others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct EntryKey {
-    /// the peer's identity
-    pub id: u64,
-    /// the interface of ours that it is reached by
-    pub local_mac: [u8; 6],
-    /// the peer's interface
-    pub mac: [u8; 6],
 }
 
 /// What the agent says to a guest.
@@ -479,9 +359,12 @@ impl AgentMessage {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::directory::PeerInterface;
 
     fn address(family: u8, prefix: u8) -> shm::Address {
         shm::Address { family, prefix, mac: [2, 0, 0, 0, 0, 1], ip: [10; 16] }
@@ -505,7 +388,7 @@ mod tests {
         else {
             panic!("two good addresses were refused");
         };
-        assert_eq!(list[0].ip, "10.10.10.10".parse::<IpAddr>().expect("an address"));
+        assert_eq!(list[0].ip, "10.10.10.10".parse::<std::net::IpAddr>().expect("an address"));
         assert_eq!(list.len(), 2);
         assert_eq!(parse(&advertise(2, &[address(4, 24)])), Err(Malformed::Short(kind, 32)));
         assert_eq!(parse(&advertise(65, &[])), Err(Malformed::Range(kind, "count")));
@@ -556,6 +439,7 @@ mod tests {
             tag: 3,
             tagged: true,
             keep: false,
+            without: 0,
             gateway: None,
             local_mac: [1; 6],
             mtu: 1500,
@@ -568,10 +452,10 @@ mod tests {
         let wire = shm::Peer::read_from_bytes(&payload).expect("its size");
         assert_eq!((wire.ip_count, wire.flags, wire.name[31]), (8, 1, 0));
 
-        let routed = DirectoryEntry { keep: true, gateway: Some([4; 6]), ..entry };
+        let routed = DirectoryEntry { keep: true, without: 5, gateway: Some([4; 6]), ..entry };
         let (_, payload) = AgentMessage::DirPeer(Box::new(routed)).encode();
         let wire = shm::Peer::read_from_bytes(&payload).expect("its size");
-        assert_eq!((wire.flags, wire.gateway), (7, [4; 6]));
+        assert_eq!((wire.flags, wire.gateway), (7 | 5 << 16, [4; 6]));
     }
 
     proptest! {

@@ -431,6 +431,8 @@ constants! {
     VMLOOP_PEER_ROUTED: u32 = 1 << 1;
     /// Its addresses are those said before.
     VMLOOP_PEER_KEEP: u32 = 1 << 2;
+    /// From this bit on: the policy has no lanes of a kind for the two.
+    VMLOOP_PEER_WITHOUT_SHIFT: u32 = 16;
 }
 
 wire! {

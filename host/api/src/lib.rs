@@ -404,6 +404,9 @@ pub struct Explained {
     pub tag: u32,
     /// why they have none, or will have none any more; empty if they have one
     pub reasons: Vec<Reason>,
+    /// the policy has no streams for them: their connections of TCP go as packets
+    #[serde(default)]
+    pub without_streams: bool,
 }
 
 /// Why two guests have no channel.

@@ -30,6 +30,18 @@ pub enum Filters {
     Ignore,
 }
 
+/// Whether connections of TCP may go by lanes of their own, which packet tools of the
+/// guests do not see.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Streams {
+    /// They may, where both guests have the module.
+    #[default]
+    Allow,
+    /// They may not.
+    Deny,
+}
+
 /// Why a policy cannot be used; names the file and the line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid(pub(crate) String);
@@ -56,6 +68,8 @@ pub(crate) struct File {
     pub(crate) default: Fallback,
     #[serde(default)]
     pub(crate) filters: Filters,
+    #[serde(default)]
+    pub(crate) streams: Streams,
     pub(crate) ring_size: Option<Spanned<Size>>,
     pub(crate) idle_ms: Option<u32>,
     pub(crate) max_channels: Option<Spanned<u32>>,
@@ -73,6 +87,7 @@ pub(crate) struct File {
 pub(crate) struct FileGroup {
     pub(crate) name: Spanned<String>,
     pub(crate) members: Spanned<Vec<Spanned<String>>>,
+    pub(crate) streams: Option<Streams>,
 }
 
 #[derive(Deserialize)]

@@ -12,7 +12,7 @@ pub mod pattern;
 mod policy;
 mod prefix;
 
-pub use file::{Fallback, Filters, Invalid};
+pub use file::{Fallback, Filters, Invalid, Streams};
 pub use guests::Who;
 pub use policy::{IDLE_MS, Policy, RING_SIZE};
 pub use prefix::Prefix;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use vmloop_abi::memory::{RING_MAX, RING_MIN};
 
-use crate::file::{At, Fallback, File, FileRouted, Filters, Invalid, all, one, some};
+use crate::file::{At, Fallback, File, FileRouted, Filters, Invalid, Streams, all, one, some};
 use crate::guests::{Guests, Who};
 use crate::pattern::Pattern;
 use crate::prefix::Prefix;
@@ -20,6 +20,13 @@ pub const IDLE_MS: u32 = 60_000;
 struct Group {
     name: String,
     members: Vec<Guests>,
+    streams: Option<Streams>,
+}
+
+impl Group {
+    fn has(&self, who: Who<'_>) -> bool {
+        self.members.iter().any(|member| member.has(who))
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -47,6 +54,8 @@ pub struct Policy {
     guests: Vec<GuestRule>,
     /// what the host's own filters mean
     pub filters: Filters,
+    /// whether connections may go by lanes, where no group says so
+    streams: Streams,
     /// bytes of each ring of new channels
     pub ring_size: u32,
     /// channels without traffic for so many milliseconds are closed; 0: never
@@ -68,6 +77,7 @@ impl Default for Policy {
             routed: Vec::new(),
             guests: Vec::new(),
             filters: Filters::Respect,
+            streams: Streams::Allow,
             ring_size: RING_SIZE,
             idle_ms: IDLE_MS,
             max_channels: MAX_CHANNELS,
@@ -167,7 +177,7 @@ impl Policy {
                 ));
             }
             let members = some(group.members, &format!("group {name:?} has no members"), &at)?;
-            groups.push(Group { name, members });
+            groups.push(Group { name, members, streams: group.streams });
         }
         let mut routed = Vec::new();
         for raw in raw.routed {
@@ -184,6 +194,7 @@ impl Policy {
             routed,
             guests,
             filters: raw.filters,
+            streams: raw.streams,
             ring_size,
             idle_ms: raw.idle_ms.unwrap_or(IDLE_MS),
             max_channels,
@@ -240,8 +251,15 @@ impl Policy {
         if self.groups.is_empty() {
             return self.default == Fallback::SameBridge;
         }
-        let member = |group: &Group, who| group.members.iter().any(|member| member.has(who));
-        self.groups.iter().any(|group| member(group, a) && member(group, b))
+        self.groups.iter().any(|group| group.has(a) && group.has(b))
+    }
+
+    /// Whether connections of TCP between two guests may go by lanes of their own. The first
+    /// common group that says so decides; without one the file's first part.
+    pub fn allows_streams(&self, a: Who<'_>, b: Who<'_>) -> bool {
+        let says = |group: &&Group| group.streams.is_some() && group.has(a) && group.has(b);
+        self.groups.iter().find(says).and_then(|group| group.streams).unwrap_or(self.streams)
+            == Streams::Allow
     }
 
     /// Whether a guest may use an address. The first rule that is about the
@@ -308,6 +326,24 @@ mod tests {
         assert_eq!(parse("idle_ms = 0").expect("a policy").filters, Filters::Respect);
         assert_eq!(parse("filters = 'ignore'").expect("a policy").filters, Filters::Ignore);
         assert!(parse("filters = 'some'").is_err());
+    }
+
+    #[test]
+    fn streams() {
+        let (a, b, c) = (who("web1"), who("web2"), who("db"));
+        assert!(parse("idle_ms = 0").expect("a policy").allows_streams(a, b));
+        assert!(!parse("streams = 'deny'").expect("a policy").allows_streams(a, b));
+        assert!(parse("streams = 'some'").is_err());
+        let groups = "[[group]]\nname = 'all'\nmembers = ['*']\n\
+             [[group]]\nname = 'web'\nmembers = ['web*']\nstreams = ";
+        let policy = parse(&format!("streams = 'deny'\n{groups}'allow'")).expect("a policy");
+        assert_eq!((policy.allows_streams(a, b), policy.allows_streams(a, c)), (true, false));
+        let policy = parse(&format!("{groups}'deny'")).expect("a policy");
+        assert_eq!((policy.allows_streams(a, b), policy.allows_streams(a, c)), (false, true));
+        // The first that says so.
+        let last = "[[group]]\nname = 'last'\nmembers = ['*']\nstreams = 'allow'\n";
+        let policy = parse(&format!("{groups}'deny'\n{last}")).expect("a policy");
+        assert_eq!((policy.allows_streams(a, b), policy.allows_streams(a, c)), (false, true));
     }
 
     #[test]

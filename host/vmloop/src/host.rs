@@ -321,7 +321,7 @@ fn show_listing(out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
 }
 
 fn show_explained(out: &mut dyn Write, one: &Explained) -> io::Result<()> {
-    let Explained { a, b, channel, tag, reasons } = one;
+    let Explained { a, b, channel, tag, reasons, without_streams } = one;
     match channel {
         ChannelState::None => writeln!(out, "{a} and {b} have no channel.")?,
         state => writeln!(out, "{a} and {b} have channel {tag} ({state}).")?,
@@ -331,6 +331,9 @@ fn show_explained(out: &mut dyn Write, one: &Explained) -> io::Result<()> {
         if !what_to_do.is_empty() {
             writeln!(out, "    {what_to_do}")?;
         }
+    }
+    if *without_streams {
+        writeln!(out, "  Their connections go as packets: the policy has no streams for them.")?;
     }
     Ok(())
 }
@@ -383,14 +386,14 @@ fn row(channel: &Channel) -> Row {
     Row {
         name: format!("{} - {}", channel.a.guest, channel.b.guest),
         state: channel.state.to_string(),
-        out_bytes: a.tx_bytes,
-        out_frames: a.tx_frames,
-        in_bytes: b.tx_bytes,
         standing: match channel.state {
             ChannelState::Up => Standing::Up,
             ChannelState::Stuck | ChannelState::Revoked => Standing::Fault,
             _ => Standing::Other,
         },
+        out_bytes: a.tx_bytes,
+        out_frames: a.tx_frames,
+        in_bytes: b.tx_bytes,
         in_frames: b.tx_frames,
         doorbells: a.tx_doorbells + b.tx_doorbells,
         dropped: a.rx_dropped + b.rx_dropped,
@@ -467,6 +470,7 @@ mod tests {
             channel: ChannelState::None,
             tag: 0,
             reasons: vec![reason],
+            without_streams: false,
         };
         let shown = |one: &Explained| {
             let mut out = Vec::new();
@@ -478,5 +482,7 @@ mod tests {
         one.reasons.clear();
         (one.channel, one.tag) = (ChannelState::Up, 7);
         assert_eq!(shown(&one), "web1 and web2 have channel 7 (up).\n");
+        one.without_streams = true;
+        assert!(shown(&one).ends_with("the policy has no streams for them.\n"));
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use vmloop_abi::message::{DirectoryEntry, EntryKey};
+use vmloop_abi::directory::{DirectoryEntry, EntryKey};
 
 /// What makes the latest directory of the one that a guest has: first what goes, then what
 /// comes.
@@ -109,7 +109,7 @@ mod tests {
     use std::sync::Arc;
 
     use proptest::prelude::*;
-    use vmloop_abi::message::PeerInterface;
+    use vmloop_abi::directory::PeerInterface;
 
     use super::*;
 
@@ -120,6 +120,7 @@ mod tests {
             tag,
             tagged: false,
             keep: false,
+            without: 0,
             gateway: None,
             local_mac: [1; 6],
             mtu: 1500,

@@ -6,7 +6,10 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use vmloop_abi::message::{Address, DirectoryEntry, PeerInterface, TAG_MAX};
+use vmloop_abi::address::Address;
+use vmloop_abi::directory::{DirectoryEntry, PeerInterface};
+use vmloop_abi::lanes::VMLOOP_LANE_STREAM;
+use vmloop_abi::message::TAG_MAX;
 use vmloop_abi::shm::VMLOOP_PEER_IPS;
 use vmloop_api::Filter;
 use vmloop_policy::{Policy, Who};
@@ -372,6 +375,12 @@ impl<'a> View<'a> {
         a.0.routes && b.0.routes && number(a).is_some() && number(a) == number(b)
     }
 
+    /// Kinds of lanes that the policy does not have for two members, a bit of each.
+    fn without(&self, a: usize, b: usize) -> u16 {
+        let (one, two) = (self.members[a].who(), self.members[b].who());
+        if self.policy.allows_streams(one, two) { 0 } else { 1 << VMLOOP_LANE_STREAM }
+    }
+
     /// What a member is told of its own interfaces that the host routes for.
     fn own(&self, of: usize) -> Vec<DirectoryEntry> {
         let member = &self.members[of];
@@ -386,6 +395,7 @@ impl<'a> View<'a> {
                 tag: 0,
                 tagged: false,
                 keep: member.keep,
+                without: 0,
                 gateway: port.gateway.as_ref().map(|gateway| gateway.mac),
                 local_mac: *mac,
                 mtu: u16::try_from(port.mtu).unwrap_or(u16::MAX),
@@ -407,7 +417,9 @@ impl<'a> View<'a> {
             if !(peer.ready && self.members[of].ready) && tag == 0 {
                 continue;
             }
-            for Pair { ours, theirs, routed } in self.links(of, index) {
+            let links = self.links(of, index);
+            let without = if links.is_empty() { 0 } else { self.without(of, index) };
+            for Pair { ours, theirs, routed } in links {
                 let (local_mac, local) = &self.members[of].nics[ours];
                 let port = &peer.nics[theirs].1;
                 let (Some(local), Some(port)) = (local, port) else { continue };
@@ -423,6 +435,7 @@ impl<'a> View<'a> {
                     tag,
                     tagged: local.tagged && port.tagged && !routed,
                     keep: routed && peer.keep,
+                    without,
                     gateway: gateway.map(|gateway| gateway.mac),
                     local_mac: *local_mac,
                     mtu: u16::try_from(mtu).unwrap_or(u16::MAX),

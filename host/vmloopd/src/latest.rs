@@ -9,7 +9,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
-use vmloop_abi::message::DirectoryEntry;
+use vmloop_abi::directory::DirectoryEntry;
 
 use crate::differences::{Differences, News};
 

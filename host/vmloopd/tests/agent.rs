@@ -582,6 +582,22 @@ fn policy_and_network_close_channels() {
     assert!(problem.message.contains("policy.toml:1:"), "{}", problem.message);
     assert_eq!(agent.channels(), 1);
 
+    // Another policy for streams is one more word in the directory, and closes nothing.
+    agent.policy(directory.path(), "streams = 'deny'\n");
+    let without = 1 << (shm::VMLOOP_PEER_WITHOUT_SHIFT + 2);
+    wait("the word", || {
+        a.hear();
+        b.hear();
+        [&a, &b].iter().all(|one| one.directory[0].flags == shm::VMLOOP_PEER_TAGGED | without)
+    });
+    assert_eq!((agent.channels(), a.closes.len()), (1, 0));
+    agent.policy(directory.path(), "streams = 'allow'\n");
+    wait("no word", || {
+        a.hear();
+        b.hear();
+        [&a, &b].iter().all(|one| one.directory[0].flags == shm::VMLOOP_PEER_TAGGED)
+    });
+
     std::fs::write(&policy, "default = 'deny'\n").expect("a policy");
     agent.ask(Request::PolicyReload).expect("a good one");
     wait("an end", || {

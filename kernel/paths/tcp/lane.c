@@ -230,6 +230,8 @@ void stream_lane_close(struct vmloop_lane *lane)
 	if (stream->up)
 		vmloop_watch_wait(&stream->watch);
 	tasklet_kill(&stream->bell);
+	if (lane->reason == VMLOOP_REASON_POLICY)
+		WRITE_ONCE(stream->why_ended, STREAM_WHY_POLICY);
 
 	mutex_lock(&stream->tx_ring);
 	stop_sending(stream);
@@ -268,7 +270,8 @@ void stream_lane_ended(struct vmloop_lane *lane, u32 reason)
 	const struct vmloop_lane *held = READ_ONCE(stream->held);
 
 	/* The work may have let go of it by now, and the next one may be there. */
-	if ((!held || held == lane) && !stream->up) {
+	if ((!held || held == lane) && !stream->up &&
+	    READ_ONCE(stream->why_ended) != STREAM_WHY_POLICY) {
 		WRITE_ONCE(stream->why_ended, stream_why_ended(reason));
 		if (!held)
 			WRITE_ONCE(stream->why, stream->why_ended);

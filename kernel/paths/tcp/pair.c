@@ -213,22 +213,44 @@ void stream_for_nothing(struct stream *stream)
 	clear_bit(STREAM_WANTED, &stream->flags);
 }
 
+/* The policy had no lane for some stream since it was last looked at. */
+static bool denied;
+
+static void ask_anew(struct stream *stream)
+{
+	if (READ_ONCE(stream->why) == STREAM_WHY_POLICY)
+		WRITE_ONCE(stream->not_before, jiffies);
+}
+
+/* Another policy may be in force: those that it had no lanes for need not wait longer. */
+static void directory_changed(void)
+{
+	if (READ_ONCE(denied)) {
+		WRITE_ONCE(denied, false);
+		stream_each(ask_anew);
+	}
+}
+
 /**
  * stream_not_now() - a lane is not to be had: asked for again later
  * @stream: the stream
  * @why: why not. STREAM_WHY_YOUNG: it has had one, and is worth the next as the first.
- *	STREAM_WHY_CHANNEL: time decides, 1 s at first and 64 s at last, since a channel
- *	may come. Others: when more has gone by TCP than the last time.
+ *	STREAM_WHY_CHANNEL, STREAM_WHY_POLICY: time decides, 1 s at first and 64 s at last,
+ *	since a channel may come, and another policy, which is noticed. Others: when more
+ *	has gone by TCP than the last time.
  */
 void stream_not_now(struct stream *stream, enum stream_why why)
 {
 	bool passes = why == STREAM_WHY_ROOM || why == STREAM_WHY_BUSY;
 	unsigned int most = passes ? AGAIN_SOON_MAX : AGAIN_MAX;
 
-	if (why == STREAM_WHY_CHANNEL) {
+	if (why == STREAM_WHY_POLICY)
+		WRITE_ONCE(denied, true);
+	if (why == STREAM_WHY_CHANNEL || why == STREAM_WHY_POLICY) {
 		make_pause(stream, WITHOUT_CHANNEL, WITHOUT_CHANNEL_MAX);
 	} else {
-		WRITE_ONCE(stream->pause, 0);
+		if (why == STREAM_WHY_YOUNG)
+			WRITE_ONCE(stream->pause, 0);
 		atomic64_set(&stream->moved, 0);
 		atomic64_set(&stream->calls, 0);
 		WRITE_ONCE(stream->again, why == STREAM_WHY_YOUNG ? 1 :
@@ -292,6 +314,8 @@ static enum stream_why why_failed(int err)
 		return STREAM_WHY_NONE;
 	case -ENOTCONN:
 		return STREAM_WHY_CHANNEL;
+	case -EACCES:
+		return STREAM_WHY_POLICY;
 	case -ENOSPC:
 	case -ENOMEM:
 		return STREAM_WHY_ROOM;
@@ -311,6 +335,8 @@ enum stream_why stream_why_ended(u32 reason)
 	switch (reason) {
 	case VMLOOP_REASON_NONE:
 		return STREAM_WHY_CHANNEL;
+	case VMLOOP_REASON_POLICY:
+		return STREAM_WHY_POLICY;
 	case VMLOOP_REASON_ROOM:
 		return STREAM_WHY_ROOM;
 	case REASON_BUSY:
@@ -406,6 +432,7 @@ const struct vmloop_path stream_path = {
 	.owner = THIS_MODULE,
 	.kind = VMLOOP_LANE_STREAM,
 	.grain = VMLOOP_RING_BYTES,
+	.directory_changed = directory_changed,
 	.lane_wanted = lane_wanted,
 	.lane_open = lane_open,
 	.lane_up = stream_lane_up,

@@ -92,6 +92,7 @@ enum stream_why {
 	STREAM_WHY_BUSY,	/* it was in use at that moment, or is not accepted yet */
 	STREAM_WHY_OPTION,	/* something is set that lanes do not carry */
 	STREAM_WHY_UNREAD,	/* the program is to read what is there first */
+	STREAM_WHY_POLICY,	/* the host's policy has no streams for the two */
 	STREAM_WHY_NONE,	/* nothing says so */
 };
 
@@ -175,7 +176,7 @@ struct stream_spin {
  * @sent_before: bytes that went by those before this one; under @lane_lock
  * @got_before: and that came by them
  * @why: why it has no lane, enum stream_why
- * @why_ended: why its lane ended, if that was before it was up
+ * @why_ended: why its lane ended, if that was before it was up, or by the policy
  * @pause: no lane is asked for, or accepted, before @not_before; for how long that was to
  *	be, in jiffies; 0: at once
  * @not_before: in jiffies
@@ -201,8 +202,8 @@ struct stream_spin {
  * @unsent: copy of those that the peer may not have read, when the ring went away
  * @unsent_from: how many went before those, modulo 2^32
  * @unsent_size: bytes of @unsent
- * @unsent_at: bytes of @unsent that went by TCP again, or need not
  * @unsent_memory: bytes that it takes
+ * @unsent_at: bytes of @unsent that went by TCP again, or need not
  * @more: the last bytes went to TCP with more to come
  * @tx_spin: of those who wait for room
  * @by_work: @work is inside of TCP: it may send though @tx says otherwise
@@ -284,8 +285,8 @@ struct stream {
 	u8 *unsent;
 	u32 unsent_from;
 	u32 unsent_size;
-	u32 unsent_at;
 	u32 unsent_memory;
+	u32 unsent_at;
 	bool more;
 	struct stream_spin tx_spin;
 	bool by_work;
@@ -407,8 +408,8 @@ extern unsigned int stream_after_calls;
 extern unsigned int stream_ring_size;
 extern int stream_spin_us;
 extern unsigned int stream_keep_alive;
-extern unsigned int stream_left_out[STREAM_LEFT_OUT_MAX];
 extern unsigned long stream_unsent_max;
+extern unsigned int stream_left_out[STREAM_LEFT_OUT_MAX];
 extern unsigned int stream_left_out_count;
 
 /* table.c; any context */
@@ -435,16 +436,12 @@ extern struct proto_ops *stream_ops[STREAM_FAMILIES];
 bool stream_leaving(void);
 bool stream_is_ours(const struct sock *sk);
 bool stream_is_in_use(const struct sock *sk);
+int stream_family_of(const struct sock *sk);
+void stream_take_accepted(struct sock *sk);
 void stream_release(struct stream *stream);
 int stream_take_init(void);
 void stream_take_exit(void);
 
-int stream_family_of(const struct sock *sk);
-void stream_take_accepted(struct sock *sk);
-/* calls.c: what programs call; process context but for what TCP calls */
-void stream_calls_init(unsigned int family);
-void stream_calls_exit(unsigned int family);
-bool stream_may_make_anew(void);
 /* listen.c */
 void stream_listen_begins(struct sock *sk);
 void stream_listen_ends(struct sock *sk);
@@ -454,6 +451,10 @@ void stream_listen_free(void);
 void stream_listen_leave(void);
 void stream_listen_exit(void);
 
+/* calls.c: what programs call; process context but for what TCP calls */
+void stream_calls_init(unsigned int family);
+void stream_calls_exit(unsigned int family);
+bool stream_may_make_anew(void);
 int stream_make_anew(void);
 
 /* pair.c */
@@ -472,8 +473,8 @@ void stream_lane_down(struct vmloop_lane *lane);
 void stream_lane_close(struct vmloop_lane *lane);
 void stream_lane_ended(struct vmloop_lane *lane, u32 reason);
 void stream_lane_event(struct vmloop_lane *lane);
-void stream_ring_bell(struct tasklet_struct *bell);
 void stream_unsent_free(struct stream *stream);
+void stream_ring_bell(struct tasklet_struct *bell);
 unsigned int stream_look_out(struct stream *stream, bool work);
 bool stream_want_room(struct stream *stream);
 

@@ -608,9 +608,10 @@ void stream_reset(struct stream *stream)
 static void go_on(struct stream *stream)
 {
 	struct vmloop_lane *lane = stream->held;
-	enum stream_why why = stream->up ? STREAM_WHY_YOUNG :
-					    READ_ONCE(stream->why_ended);
+	enum stream_why why = READ_ONCE(stream->why_ended);
 
+	if (stream->up && why != STREAM_WHY_POLICY)
+		why = STREAM_WHY_YOUNG;
 	mutex_lock(&stream->rx_ring);
 	/* Of a peer that has sent what it must not, or of a connection that has ended. */
 	stream_purge(stream);

@@ -34,6 +34,16 @@ static unsigned int lanes = 512;
 module_param(lanes, uint, 0444);
 MODULE_PARM_DESC(lanes, "lanes of the channel, an even number from 2 to 4096; 0 makes one of version 1, for tests");
 
+static int without_set(const char *value, const struct kernel_param *param);
+
+static const struct kernel_param_ops without_ops = {
+	.set = without_set,
+};
+
+static u32 without[2];
+module_param_cb(without, &without_ops, NULL, 0200);
+MODULE_PARM_DESC(without, "for tests: kinds of lanes that the policy does not have for the first and for the second interface, a bit of each, as in 4,0");
+
 static bool lose;
 module_param(lose, bool, 0600);
 MODULE_PARM_DESC(lose, "for tests: what is new in the directory next fits none that anybody has");
@@ -53,7 +63,7 @@ static bool closed[2];		/* which ends have reported it closed */
 static unsigned long broken_until;	/* no other one before, in jiffies */
 static u64 generation;		/* of the directory, 0 before the first */
 static bool ending;		/* the module goes: make nothing more */
-/* Protects all above but @closed and @broken_until, which the core's does. */
+/* Protects all above and @without, but @closed and @broken_until: the core's does. */
 static DEFINE_MUTEX(loopback_mutex);
 
 static struct vmloop_transport transport;
@@ -87,7 +97,8 @@ static void say_directory(bool whole)
 			.id = ends[i].id,
 			.epoch = 1,
 			.tag = tag ? tag + i : 0,
-			.flags = VMLOOP_PEER_TAGGED,
+			.flags = VMLOOP_PEER_TAGGED |
+				 without[i] << VMLOOP_PEER_WITHOUT_SHIFT,
 		};
 		ether_addr_copy(entry.local_mac, ends[i].local_mac);
 		ether_addr_copy(entry.mac, ends[i].mac);
@@ -278,6 +289,22 @@ static const struct kernel_param_ops spoil_ops = {
 
 module_param_cb(spoil, &spoil_ops, NULL, 0200);
 MODULE_PARM_DESC(spoil, "for tests: 0 or 1, the end that breaks the protocol now");
+
+static int without_set(const char *value, const struct kernel_param *param)
+{
+	u16 kinds[2];
+
+	if (sscanf(value, "%hu,%hu", &kinds[0], &kinds[1]) != 2)
+		return -EINVAL;
+	mutex_lock(&loopback_mutex);
+	without[0] = kinds[0];
+	without[1] = kinds[1];
+	/* Before the first one the module is being loaded. */
+	if (generation && !ending)
+		say_directory(true);
+	mutex_unlock(&loopback_mutex);
+	return 0;
+}
 
 static int parse(u8 *first, u8 *second)
 {

@@ -19,11 +19,11 @@ const STREAM_GET: u8 = 1;
 /// Names of what carries a connection, by number.
 const STATES: [&str; 5] = ["tcp", "opening", "going-over", "lane", "going-back"];
 /// Names of why TCP does, by number.
-const WHY: [&str; 9] =
-    ["young", "asked", "stays", "channel", "room", "peer", "busy", "option", "unread"];
+const WHY: [&str; 10] =
+    ["young", "asked", "stays", "channel", "room", "peer", "busy", "option", "unread", "policy"];
 
 /// The same in words, in the same order.
-const WORDS: [&str; 9] = [
+const WORDS: [&str; 10] = [
     "too little traffic yet",
     "a lane is being asked for",
     "for good: it ends, or has made a call that lanes do not carry",
@@ -33,6 +33,7 @@ const WORDS: [&str; 9] = [
     "was in use, or not accepted yet",
     "a socket option that lanes do not carry",
     "what has come is to be read first",
+    "the host's policy has no streams for the two",
 ];
 
 /// A connection.
@@ -291,7 +292,7 @@ mod tests {
         one.active = false;
         one.why = "young".into();
         assert_eq!(one.standing(), "tcp: the other end asks for lanes");
-        one.why = "10".into();
+        one.why = "11".into();
         assert_eq!(one.standing(), "tcp", "newer modules");
     }
 

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 use tracing::warn;
-use vmloop_abi::message::{Address, AgentMessage};
+use vmloop_abi::address::Address;
+use vmloop_abi::message::AgentMessage;
 use vmloop_abi::shm;
 use vmloop_api::Filter;
 use vmloop_policy::Who;

@@ -58,8 +58,13 @@ impl Broker {
                 }
             }
         }
+        let both = keys.map(|key| self.guests.get(key));
+        let without_streams = matches!(both, [Some(one), Some(two)]
+            if self.policy.allows(one.who(), two.who())
+                && !self.policy.allows_streams(one.who(), two.who()));
         let [a, b] = names;
-        Ok(Answer::Explained(Box::new(Explained { a, b, channel, tag, reasons })))
+        let explained = Explained { a, b, channel, tag, reasons, without_streams };
+        Ok(Answer::Explained(Box::new(explained)))
     }
 
     fn name(&self, key: Key) -> String {

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use vmloop_abi::message::{Address, AgentMessage};
+use vmloop_abi::address::Address;
+use vmloop_abi::message::AgentMessage;
 use vmloop_abi::shm;
 use vmloop_api::Problem;
 use vmloop_policy::Who;

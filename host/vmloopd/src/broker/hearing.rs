@@ -2,8 +2,9 @@
 //! What guests say, and when they fall silent.
 
 use tokio::time::{Duration, Instant};
+use vmloop_abi::address::Address;
 use vmloop_abi::memory::Layout;
-use vmloop_abi::message::{Address, GuestMessage};
+use vmloop_abi::message::GuestMessage;
 use vmloop_abi::shm;
 use vmloop_api::EventKind;
 

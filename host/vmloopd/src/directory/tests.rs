@@ -139,6 +139,20 @@ fn tags_and_vlan_frames() {
 }
 
 #[test]
+fn streams_where_the_policy_has_them() {
+    let members: Vec<_> = (1..=3).map(|n| member(n, Some(port(1, 0)))).collect();
+    let without = |policy: &str| {
+        let entries = directory(&members, policy, 0);
+        entries.iter().map(|entry| entry.without).collect::<Vec<_>>()
+    };
+    assert_eq!(without("default = 'same-bridge'"), [0, 0]);
+    assert_eq!(without("streams = 'deny'"), [4, 4]);
+    let groups = "[[group]]\nname = 'all'\nmembers = ['*']\n\
+         [[group]]\nname = 'two'\nmembers = ['g1', 'g2']\nstreams = 'deny'\n";
+    assert_eq!(without(groups), [4, 0]);
+}
+
+#[test]
 fn an_address_belongs_to_the_first_that_claims_it() {
     let policy = Policy::default();
     let mut members: Vec<_> = (1..=3).map(|n| member(n, Some(port(1, 0)))).collect();

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 use vmloop_abi::control::{Broken, ControlRegion};
-use vmloop_abi::message::{AgentMessage, DirectoryEntry};
+use vmloop_abi::directory::DirectoryEntry;
+use vmloop_abi::message::AgentMessage;
 
 use crate::bucket::Bucket;
 use crate::differences::Differences;
@@ -178,7 +179,7 @@ mod tests {
     use std::time::Duration;
 
     use vmloop_abi::control::{FakeGuest, GuestSide};
-    use vmloop_abi::message::PeerInterface;
+    use vmloop_abi::directory::PeerInterface;
     use vmloop_abi::shm;
 
     use super::*;
@@ -196,6 +197,7 @@ mod tests {
             tag: 0,
             tagged: false,
             keep: false,
+            without: 0,
             gateway: None,
             local_mac: [1; 6],
             mtu: 1500,

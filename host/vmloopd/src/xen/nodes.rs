@@ -6,9 +6,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
+use vmloop_abi::address::Address;
+use vmloop_abi::directory::DirectoryEntry;
 use vmloop_abi::lanes;
 use vmloop_abi::memory::Layout;
-use vmloop_abi::message::{Address, ChannelState, Counters, DirectoryEntry, TAG_MAX};
+use vmloop_abi::message::{ChannelState, Counters, TAG_MAX};
 use vmloop_abi::shm;
 
 use crate::mac::{format_mac, parse_mac};
@@ -291,7 +293,7 @@ mod tests {
     use std::sync::Arc;
 
     use proptest::prelude::*;
-    use vmloop_abi::message::PeerInterface;
+    use vmloop_abi::directory::PeerInterface;
 
     use super::*;
 
@@ -364,6 +366,7 @@ mod tests {
             tag: 3,
             tagged: true,
             keep: false,
+            without: 0,
             gateway: None,
             local_mac: [2, 0, 0, 0, 0, 1],
             mtu: 1500,
@@ -379,7 +382,9 @@ mod tests {
 
         let gateway = Some([0xfe, 0xff, 0xff, 0xff, 0xff, 0xff]);
         let routed = DirectoryEntry { tagged: false, keep: true, gateway, ..entry(7, 5) };
-        directory(&[routed], &mut all);
+        directory(&[routed, DirectoryEntry { without: 4, ..entry(8, 6) }], &mut all);
+        let flags = all["peer/8/interface/0"].split(' ').nth(2).map(str::to_owned);
+        assert_eq!(flags, Some((1 | 4 << 16).to_string()));
         assert_eq!(
             all["peer/7/interface/0"],
             "02:00:00:00:00:01 02:00:00:00:00:05 6 1500 fe:ff:ff:ff:ff:ff 10.0.0.5/24"

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::join;
 use tokio::time::sleep;
 use tracing::warn;
-use vmloop_abi::message::DirectoryEntry;
+use vmloop_abi::directory::DirectoryEntry;
 use vmloop_xenstore::{Error, Transaction};
 
 use super::nodes::{self, Lines};
