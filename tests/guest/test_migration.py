@@ -16,7 +16,7 @@ from vmlab import CommandFailed, Guest, GuestFailed, Lab
 
 from bench.migration.hosts import HOSTS
 from bench.migration.load import Load
-from bench.migration.stage import HERE, Stage, build_tools
+from bench.migration.stage import HERE, TOOLS, Detached, Stage, build_tools
 from bench.migration.trips import go
 from bench.path.stage import wait_for
 
@@ -26,6 +26,7 @@ ROUND_TRIPS = 10
 MIB, GIB = 1 << 20, 1 << 30
 SLOW, FAST = 4 << 20, 128 << 20
 """Bytes a second of a migration: so that something can be done meanwhile; QEMU's own."""
+PORT = 5541
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -150,6 +151,46 @@ def test_a_round_trip(two, request):
 def test_round_trips(two, request):
     """And again, until much has been checked."""
     round_trips(two, request, ROUND_TRIPS, GIB)
+
+
+def test_connections_by_lanes(two):
+    """Connections whose bytes go by lanes go on by TCP when one end leaves, and by lanes when it is back."""
+    together(two)
+
+    def count(name: str) -> int:
+        return int(two.g1.run(f"cat /sys/module/vmloop_tcp/parameters/{name}").out)
+
+    def by_lanes() -> None:
+        before = count("rx_bytes")
+        wait_for(lambda: count("rx_bytes") > before + MIB, two.patient(90), "bytes come by lanes")
+
+    def by_the_network() -> None:
+        came = "cat /sys/class/net/eth0/statistics/rx_bytes"
+        before = int(two.g1.run(came).out)
+        wait_for(lambda: int(two.g1.run(came).out) > before + MIB, two.patient(90), "bytes come by the network")
+
+    for guest in (two.g1, two.g2):
+        guest.put(TOOLS / "duplex", f"{HERE}/duplex")
+        guest.run("modprobe vmloop_tcp")
+    server = Detached(two.g2, "serve", f"{HERE}/duplex serve {PORT}")
+    server.wait_for("ready")
+    client = Detached(two.g1, "run", f"{HERE}/duplex run {two.g2.ip} {PORT} 4 3600")
+    try:
+        by_lanes()
+        for _ in range(2):
+            back = count("back")
+            apart(two)
+            by_the_network()
+            assert count("back") > back and not client.has_ended(), client.out("err")
+            together(two)
+            by_lanes()
+        assert client.end(two.patient(60)) == 0, client.out("err")
+        assert count("reset") == 0
+    finally:
+        client.kill()
+        server.kill()
+        for guest in (two.g1, two.g2):
+            guest.run("rmmod vmloop_tcp", timeout=120)
 
 
 @pytest.mark.kvm_only
