@@ -96,6 +96,11 @@ demo: known-host modules host ## Two guests talk, with vmloop and without
 series: known-host modules host ## Throughput over the size of messages, and of rings
 	@bench/run series --host $(HOST) --guest-cpus $(GUEST_CPUS)
 
+.PHONY: series-stream
+series-stream: known-host modules host ## Connections by lanes, over the size of messages, blocks, files and rings
+	@$(MAKE) -s -C bench/streams talk
+	@bench/run streams --host $(HOST) --guest-cpus $(GUEST_CPUS)
+
 .PHONY: demo-migration
 demo-migration: known-host modules host ## A guest moves between two hosts
 	@bench/run migration --host $(HOST) --guest-cpus $(GUEST_CPUS)
@@ -121,7 +126,7 @@ suites: modules ## Other projects' own tests, with the stream path and without
 
 .PHONY: clean
 clean: ## Remove what was built
-	rm -rf out/build out/modules out/bin out/ring out/lanes out/test out/deb out/dkms
+	rm -rf out/build out/modules out/bin out/bench out/ring out/lanes out/test out/deb out/dkms
 	rm -rf host/target
 
 .PHONY: distclean

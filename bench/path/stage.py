@@ -24,6 +24,9 @@ STREAM = "stream"
 LOOPBACK = "loopback"
 """Not between guests, but inside one: what its kernel and its CPUs take for the same work without a way to go."""
 
+UNIX = "unix"
+"""Inside one guest, too, by a socket of the file system: nothing of a network."""
+
 GUEST_CPUS = 1
 """Of each guest, if nothing else is wanted: the stage has two CPUs that work."""
 
@@ -56,6 +59,7 @@ class Stage:
         self.retries: list[str] = []
         self.loaded = False
         self.streams = False
+        self.stream_ring = 0
 
     def __enter__(self) -> "Stage":
         self.lab = self._boot()
@@ -194,8 +198,18 @@ class Stage:
         # Neighbours and caches are as they will be.
         self.g1.run(["ping", "-c", "10", "-i", "0.01", "-q", self.g2.ip], timeout=self.patient(60))
         if path == STREAM and not self.streams:
-            self.both("modprobe vmloop_tcp")
+            self.both("modprobe vmloop_tcp" + (f" ring_size={self.stream_ring}" if self.stream_ring else ""))
             self.streams = True
+
+    def set_stream_ring(self, size: int) -> None:
+        """Have lanes of streams made with rings of ``size`` bytes, a power of two; 0: as the module has it.
+
+        Ends without the stream path where that is a change.
+        """
+        if size != self.stream_ring and self.streams:
+            self.both("rmmod vmloop_tcp")
+            self.streams = False
+        self.stream_ring = size
 
     def set_ring_size(self, size: int) -> None:
         """Have channels from now on made with rings of ``size`` bytes each, a power of two.

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Takes slices over a range of sizes, and puts them together as series."""
+"""Takes slices over a range of sizes."""
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from ..path.measure import Meter, Slice
+from ..path.measure import Meter
 from ..path.rounds import Say, order
 from ..path.sizes import size_name
 from ..path.stage import PATHS, RING_SIZE
@@ -21,7 +19,6 @@ takes the standard network: these fit the smallest, of 64 KiB."""
 
 MESSAGES = "message_size"
 RINGS = "ring_size"
-UNIT = "Gbit/s"
 
 Test = Callable[[Meter, int, int | None], dict[str, float]]
 """Seconds, and the size of messages; None in the series over rings."""
@@ -37,6 +34,7 @@ def _udp(meter: Meter, seconds: int, size: int | None) -> dict[str, float]:
 
 TESTS: dict[str, Test] = {"udp_stream": _udp, "tcp_stream": _tcp}
 TITLES = {"udp_stream": "UDP", "tcp_stream": "TCP"}
+UNITS = dict.fromkeys(TESTS, "Gbit/s")
 
 
 @dataclass(frozen=True)
@@ -101,33 +99,3 @@ class Sweep:
             self._switch(here, path, size or RING_SIZE)
             for test in TESTS:
                 self._take(here, RINGS, path, test, None, size)
-
-
-def series_of(slices: list[Slice]) -> list[dict[str, Any]]:
-    """The series, as out/series.json has them: for each one its points by size, with median and values.
-
-    A point's size is null where the path knows no such size.
-    """
-    found: dict[tuple[str, str, str], dict[int | None, list[float]]] = {}
-    for one in slices:
-        notes = one.notes
-        if one.kept:
-            sizes = found.setdefault((notes["series"], notes["test"], one.path), {})
-            sizes.setdefault(notes["size"], []).append(one.values[notes["test"]])
-    return [
-        {
-            "series": series,
-            "test": test,
-            "path": path,
-            "unit": UNIT,
-            "points": [
-                {
-                    "size": size,
-                    "median": round(statistics.median(values), 4),
-                    "values": [round(value, 4) for value in values],
-                }
-                for size, values in sorted(sizes.items(), key=lambda item: item[0] or 0)
-            ],
-        }
-        for (series, test, path), sizes in sorted(found.items())
-    ]

@@ -9,6 +9,8 @@ from bench.path.hosts import HOSTS
 IPERF = '{"end": {"sum_received": {"bytes": 500000000, "bits_per_second": 2e9}}}'
 PING = "rtt min/avg/max/mdev = 0.1/0.250/0.4/0.1 ms, ipg/ewma 0.2/0.2 ms\n"
 SOCKPERF = "sockperf: \x1b[2;35mSummary: Latency is 12.500 usec\x1b[0m\n"
+TALK = '{"bytes": 500000000, "seconds": 2.0, "trips": 100000, "blocks": 5}'
+ANSWERS = {"ping": PING, "iperf3": IPERF, "sockperf": SOCKPERF, "talk": TALK}
 
 
 class Running:
@@ -55,7 +57,7 @@ class FakeGuest:
     def run(self, command: str | list[str], **_: Any) -> Ended:
         text = command if isinstance(command, str) else " ".join(command)
         self.log.append(text)
-        return Ended({"ping": PING, "iperf3": IPERF, "sockperf": SOCKPERF}[text.split()[0]])
+        return Ended(ANSWERS[text.split()[0].rpartition("/")[2]])
 
     def popen(self, command: str | list[str]) -> Running:
         return Running()
@@ -86,6 +88,9 @@ class FakeStage:
 
     def use(self, path: str) -> None:
         self.log.append(f"use {path}")
+
+    def set_stream_ring(self, size: int) -> None:
+        self.log.append(f"lanes of {size}")
 
     def set_ring_size(self, size: int) -> None:
         self.log.append(f"rings of {size}")

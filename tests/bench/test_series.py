@@ -8,10 +8,11 @@ import pytest
 from rich.console import Console
 
 from bench.path.measure import Slice
+from bench.path.series import series_of
 from bench.path.stage import RING_SIZE
 from bench.series import page as series_page
 from bench.series.__main__ import MESSAGE_SIZES, RING_SIZES, arguments, tables
-from bench.series.sweep import Plan, Sweep, series_of
+from bench.series.sweep import UNITS, Plan, Sweep
 from tests.bench.pages import drawings, host, record
 
 
@@ -33,7 +34,7 @@ def test_a_sweep_over_messages(meter):
     assert sizes == {(False, "64"), (False, "65536"), (True, "64"), (True, "65507")}
     points = {
         (series["test"], series["path"]): [(point["size"], len(point["values"])) for point in series["points"]]
-        for series in series_of(one.slices)
+        for series in series_of(one.slices, UNITS)
     }
     both = [(64, 2), (65536, 2)]
     assert points == {(test, path): both for test in ("tcp_stream", "udp_stream") for path in ("standard", "channel")}
@@ -52,7 +53,7 @@ def test_a_sweep_over_rings(meter):
     assert switches == [line for pair in [*forth, *forth[::-1]] for line in pair]
     sent = [line.split() for line in one.stage.log if "-u" in line]
     assert {words[words.index("-l") + 1] for words in sent} == {"16000"}, "they fit the smallest ring"
-    series = {(one_["test"], one_["path"]): one_["points"] for one_ in series_of(one.slices)}
+    series = {(one_["test"], one_["path"]): one_["points"] for one_ in series_of(one.slices, UNITS)}
     assert [point["size"] for point in series["udp_stream", "channel"]] == [65536, 131072]
     assert series["udp_stream", "standard"] == [{"size": None, "median": 2.0, "values": [2.0, 2.0]}]
 
@@ -67,7 +68,7 @@ def test_series_leave_out_what_was_disturbed(meter):
     notes = {"series": "message_size", "test": "tcp_stream", "size": 64}
     answers = iter([1.0, 3.0])
     one.take("channel", lambda: {"tcp_stream": next(answers)}, notes=notes)
-    (series,) = series_of(one.slices)
+    (series,) = series_of(one.slices, UNITS)
     assert series["points"] == [{"size": 64, "median": 3.0, "values": [3.0]}]
     assert series["unit"] == "Gbit/s"
 
@@ -88,7 +89,7 @@ def slices():
 
 def test_the_series_page(tmp_path):
     target = tmp_path / "series.html"
-    series_page.write_page(target, {"host": host("xen"), "series": series_of(slices())}, record(None))
+    series_page.write_page(target, {"host": host("xen"), "series": series_of(slices(), UNITS)}, record(None))
     text = target.read_text()
     assert len(drawings(text)) == 4
     assert text.count('class="curve level standard"') == 2
@@ -98,7 +99,7 @@ def test_the_series_page(tmp_path):
 
 def test_a_series_that_was_not_measured(tmp_path):
     target = tmp_path / "series.html"
-    only = [one for one in series_of(slices()) if one["series"] == "ring_size"]
+    only = [one for one in series_of(slices(), UNITS) if one["series"] == "ring_size"]
     series_page.write_page(target, {"host": host("kvm"), "series": only}, record(0.15))
     assert len(drawings(target.read_text())) == 2
     assert "Not measured this time" in target.read_text()
@@ -106,7 +107,7 @@ def test_a_series_that_was_not_measured(tmp_path):
 
 def test_tables():
     console = Console(width=120, record=True, file=io.StringIO())
-    for table in tables(series_of(slices())):
+    for table in tables(series_of(slices(), UNITS)):
         console.print(table)
     text = console.export_text()
     assert re.search(r"64K +│ +0.2 +│ +1 +│ +0.2 +│ +1", text)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The page of the streams' series: one HTML file that needs nothing else, with its plots drawn as SVG."""
+
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from ..path.plots import STYLE, Curve, disturbed, esc, facts, sizes_plot
+from ..path.sizes import size_name
+from ..path.table import number
+from .sweep import ALL, BLOCKS, BLOCKS_OF, FILES, FOUR, FTP, MESSAGES, RINGS, STREAMS, TITLES, TRIPS
+
+PAGE = Template((Path(__file__).parent / "page.html").read_text())
+
+TESTS = {MESSAGES: (STREAMS, TRIPS), BLOCKS: tuple(BLOCKS_OF), FILES: (FTP,), RINGS: (FOUR,)}
+"""What is plotted of a series."""
+AXES = {MESSAGES: "bytes a message", BLOCKS: "bytes a block", FILES: "bytes a file", RINGS: "bytes a ring"}
+
+
+def curves(all_series: list[dict[str, Any]], series: str, test: str) -> list[Curve]:
+    """The curves of one plot."""
+    found = {one["path"]: one for one in all_series if (one["series"], one["test"]) == (series, test)}
+    return [
+        Curve(path, [(point["size"], point["median"]) for point in found[path]["points"]])
+        for path in ALL
+        if path in found
+    ]
+
+
+def plots(all_series: list[dict[str, Any]], series: str) -> str:
+    """The plots of a series, one for each test."""
+    figures = []
+    for test in TESTS[series]:
+        unit = next((one["unit"] for one in all_series if one["test"] == test), "")
+        title = f"{TITLES[test]} over {AXES[series]}"
+        plot = sizes_plot(title, curves(all_series, series, test), AXES[series], unit, series != RINGS)
+        if plot:
+            figures.append(f"<figure><h3>{TITLES[test]}</h3>{plot}</figure>")
+    return "".join(figures) or '<p class="note">Not measured this time.</p>'
+
+
+def table(all_series: list[dict[str, Any]]) -> str:
+    """All values, for who wants to compute with them."""
+    return "".join(
+        f"<tr><td>{AXES[one['series']]}</td><td>{TITLES[one['test']]}</td><td>{esc(one['path'])}</td>"
+        f"<td class=n>{size_name(point['size'])}</td><td class=n>{number(point['median'])}</td>"
+        f"<td>{esc(one['unit'])}</td><td>{', '.join(number(value) for value in point['values'])}</td></tr>"
+        for one in all_series
+        for point in one["points"]
+    )
+
+
+def write_page(target: Path, data: dict[str, Any], record: dict[str, Any]) -> None:
+    """Write the page. ``data`` is what out/series-stream.json holds, ``record`` what is known of the slices."""
+    all_series, host = data["series"], data["host"]
+    counts = [len(point["values"]) for one in all_series for point in one["points"]]
+    target.write_text(
+        PAGE.substitute(
+            style=STYLE,
+            standard_network=esc(host["standard_network"]),
+            messages=plots(all_series, MESSAGES),
+            blocks=plots(all_series, BLOCKS),
+            files=plots(all_series, FILES),
+            rings=plots(all_series, RINGS),
+            facts=facts(host),
+            count=max(counts, default=0),
+            disturbed=esc(disturbed(record)),
+            table=table(all_series),
+        )
+    )
