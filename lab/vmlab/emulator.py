@@ -6,6 +6,9 @@ jump label, when a kernel in it changes its own code under load (docs/lab.md).
 So the outside's is used if it is new enough, and another one out of Debian 13's
 packages if not, unpacked into the cache and run by its own loader with its own
 libraries. Inner QEMUs are always the outside's.
+
+The other way round for Xen's PVH guests, which run by the emulated SVM: in one of
+QEMU 10.0 they end before their first line.
 """
 
 import os
@@ -21,6 +24,8 @@ from .qemu import PROGRAM
 OLDEST = 10
 """Major version of the oldest that is good enough."""
 SUITE = "trixie"
+SVM_SUITE = "bookworm"
+"""Whose QEMU emulates SVM well enough for Xen's guests."""
 PACKAGE = "qemu-system-x86"
 CHOICE = "VMLAB_QEMU"
 """In the environment: ``system`` for the outside's, whatever its version, or the path of a QEMU."""
@@ -70,16 +75,18 @@ def unpacked(root: Path) -> Emulator:
     )  # fmt: skip
 
 
-def find() -> Emulator:
-    """The QEMU of outer machines, unpacked first if it has to be. Raises VmlabError if there is none."""
+def find(svm: bool = False) -> Emulator:
+    """The QEMU of outer machines, unpacked first if it has to be. Raises VmlabError if there is none.
+
+    ``svm``: guests of the outer machine run by the SVM that it emulates, under Xen.
+    """
     choice = os.environ.get(CHOICE, "")
     if choice not in ("", "system"):
         return Emulator((choice,))
-    if choice == "system" or is_new(Emulator().version()):
+    if choice == "system" or is_new(Emulator().version()) is not svm:
         return Emulator()
     try:
-        return unpacked(suites.unpack(SUITE, [PACKAGE], with_dependencies=True))
+        return unpacked(suites.unpack(SVM_SUITE if svm else SUITE, [PACKAGE], with_dependencies=True))
     except VmlabError as error:
-        raise VmlabError(
-            f"QEMU {OLDEST} or newer is needed: {error} ({CHOICE}=system does with the older one)"
-        ) from error
+        wanted = f"QEMU older than {OLDEST}" if svm else f"QEMU {OLDEST} or newer"
+        raise VmlabError(f"{wanted} is needed: {error} ({CHOICE}=system does with the one that is here)") from error

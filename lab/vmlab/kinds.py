@@ -73,6 +73,10 @@ class HostKind(ABC):
         """What such a guest's kernel must be told on a host that suits guests with machine ``made_for``."""
         return ""
 
+    def needs_svm(self, machine: str) -> bool:
+        """Whether such guests run by the host's SVM, and under Xen."""
+        return False
+
     def guest_cpus(self, virtual_time: bool) -> int:
         """How many CPUs a guest has, if nothing else is said."""
         return GUEST_CPUS

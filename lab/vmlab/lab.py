@@ -385,7 +385,7 @@ class Lab:
         defaults: dict[str, Any], bound: bool, count: int, cpus: int, init: str,
     ) -> None:  # fmt: skip
         factor = dilation.factor(accelerator, virtual_time)
-        qemu = emulator.find()
+        qemu = emulator.find(kind.needs_svm(defaults["machine"]) and accelerator == "tcg")
         version = qemu.version()
         host_dir = self.directory / "host"
         host_dir.mkdir(parents=True, exist_ok=True)

@@ -169,6 +169,9 @@ class Xen(HostKind):
     def guest_append(self, machine: str, made_for: str) -> str:
         return PV_APPEND if (machine, made_for) == ("pv", "pvh") else ""
 
+    def needs_svm(self, machine: str) -> bool:
+        return machine == "pvh"
+
     def outer_command(self, outer: Outer) -> list[str]:
         place = packages()
         xen_append = XEN_APPEND

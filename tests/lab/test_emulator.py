@@ -53,6 +53,17 @@ def test_the_outsides_is_used_if_it_is_new_enough(outside, version, own):
         assert found.version() == version
 
 
+@pytest.mark.parametrize(("version", "own"), [("7.2.22 (Debian 1:7.2)", False), ("10.0.7", True)])
+def test_xens_guests_have_an_older_one(outside, version, own):
+    asked = outside(version)
+    found = emulator.find(svm=True)
+    if own:
+        assert found.command[0] == "/root-of-it/lib64/ld-linux-x86-64.so.2"
+        assert asked == [(("bookworm", ["qemu-system-x86"]), {"with_dependencies": True})]
+    else:
+        assert found == Emulator() and not asked
+
+
 def test_what_one_may_choose(outside, monkeypatch, tmp_path):
     asked = outside("7.2.22")
     monkeypatch.setenv(emulator.CHOICE, "system")
