@@ -3,6 +3,7 @@
 
 import html
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,18 @@ def facts(host: dict[str, Any]) -> str:
         "clock source": f"host {clock['host']}, guests {clock['guest']}",
     }
     return "".join(f"<dt>{esc(key)}</dt><dd>{esc(value)}</dd>" for key, value in lines.items())
+
+
+def values(all_series: list[dict[str, Any]], axes: Mapping[str, str], titles: Mapping[str, str]) -> str:
+    """All values of series, as rows of a table: what each is over, by its name, and what its test is called."""
+    return "".join(
+        f"<tr><td>{axes[one['series']]}</td><td>{titles[one['test']]}</td><td>{esc(one['path'])}</td>"
+        f"<td class=n>{'' if point['size'] is None else size_name(point['size'])}</td>"
+        f"<td class=n>{number(point['median'])}</td><td>{esc(one['unit'])}</td>"
+        f"<td>{', '.join(number(value) for value in point['values'])}</td></tr>"
+        for one in all_series
+        for point in one["points"]
+    )
 
 
 def disturbed(record: dict[str, Any]) -> str:

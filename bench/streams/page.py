@@ -5,9 +5,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ..path.plots import STYLE, Curve, disturbed, esc, facts, sizes_plot
-from ..path.sizes import size_name
-from ..path.table import number
+from ..path.plots import STYLE, Curve, disturbed, esc, facts, sizes_plot, values
 from .sweep import ALL, BLOCKS, BLOCKS_OF, FILES, FOUR, FTP, MESSAGES, RINGS, STREAMS, TITLES, TRIPS
 
 PAGE = Template((Path(__file__).parent / "page.html").read_text())
@@ -39,17 +37,6 @@ def plots(all_series: list[dict[str, Any]], series: str) -> str:
     return "".join(figures) or '<p class="note">Not measured this time.</p>'
 
 
-def table(all_series: list[dict[str, Any]]) -> str:
-    """All values, for who wants to compute with them."""
-    return "".join(
-        f"<tr><td>{AXES[one['series']]}</td><td>{TITLES[one['test']]}</td><td>{esc(one['path'])}</td>"
-        f"<td class=n>{size_name(point['size'])}</td><td class=n>{number(point['median'])}</td>"
-        f"<td>{esc(one['unit'])}</td><td>{', '.join(number(value) for value in point['values'])}</td></tr>"
-        for one in all_series
-        for point in one["points"]
-    )
-
-
 def write_page(target: Path, data: dict[str, Any], record: dict[str, Any]) -> None:
     """Write the page. ``data`` is what out/series-stream.json holds, ``record`` what is known of the slices."""
     all_series, host = data["series"], data["host"]
@@ -65,6 +52,6 @@ def write_page(target: Path, data: dict[str, Any], record: dict[str, Any]) -> No
             facts=facts(host),
             count=max(counts, default=0),
             disturbed=esc(disturbed(record)),
-            table=table(all_series),
+            table=values(all_series, AXES, TITLES),
         )
     )

@@ -142,8 +142,8 @@ void stream_lane_down(struct vmloop_lane *lane)
 }
 
 /*
- * What all streams keep of those. A peer that never answers has its connections wait, one
- * after the other, and each may keep as much as its ring was large.
+ * Bytes of the copies that all streams keep of what their peers may not have read. A peer
+ * that never answers could have each of its connections keep one, as large as its ring.
  */
 static atomic64_t unsent_bytes;
 
