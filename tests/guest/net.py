@@ -459,8 +459,9 @@ class Net:
         if not drops:
             dropped = {name: found.there[name] + found.back[name] for name in DROPS}
             assert not any(dropped.values()), f"frames were dropped: {dropped}"
-        assert found.there["tx_bytes"] >= there, f"{a.name} to {b.name}: {found}"
-        assert found.back["tx_bytes"] >= back, f"{b.name} to {a.name}: {found}"
+        ends = [(one.state, one.peer.get("break")) for one in self.both(a, b)]
+        assert found.there["tx_bytes"] >= there, f"{a.name} to {b.name}: {found}, {ends}"
+        assert found.back["tx_bytes"] >= back, f"{b.name} to {a.name}: {found}, {ends}"
         assert max(found.standard.values()) <= standard, f"the standard network was used: {found}"
 
     # Things that run in guests

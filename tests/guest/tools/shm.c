@@ -194,6 +194,8 @@ static void find(const uint8_t *mark)
 static struct {
 	struct device *device;
 	volatile struct vmloop_shm_side *ours;
+	/* Found before the header is written over. */
+	const volatile struct vmloop_shm_side *their_side;
 	volatile struct vmloop_shm_lane *lane;
 	volatile struct vmloop_shm_lane *theirs;
 	/* Of version 2, else NULL. */
@@ -222,8 +224,6 @@ static void ring_nothing(void)
  */
 static void tell(void)
 {
-	const volatile struct vmloop_shm_side *theirs =
-		region_side(us.device->base, !(us.device->id & 1));
 	double until = now() + 3;
 
 	us.news->lanes[us.number / VMLOOP_NEWS_BITS] ^= 1ULL << us.number % VMLOOP_NEWS_BITS;
@@ -233,7 +233,7 @@ static void tell(void)
 	ring_nothing();
 	while (us.their_news->lanes_taken[us.number / VMLOOP_NEWS_BITS] !=
 	       us.news->lanes[us.number / VMLOOP_NEWS_BITS])
-		if (theirs->state != VMLOOP_SIDE_READY || now() > until)
+		if (us.their_side->state != VMLOOP_SIDE_READY || now() > until)
 			break;
 }
 
@@ -672,18 +672,18 @@ static void news_of_all(void)
 	ring_nothing();
 }
 
-/* One lane of packets alone is closed, the last one. */
+/* One lane of packets alone is closed, the last one; the channel stays. */
 static void last_packet_lane_closes(void)
 {
 	volatile struct vmloop_shm_entry *entry;
-	int number, last = (int)us.number;
 	uint32_t slot;
+	int number;
 
 	for (slot = 1; (number = region_slot(us.device->base, slot)) >= 0; slot++)
-		last = number;
-	entry = region_entry(us.device->base, us.device->id & 1, (uint32_t)last);
+		us.number = (uint32_t)number;
+	entry = region_entry(us.device->base, us.device->id & 1, us.number);
 	entry->life = entry->life - life_step(entry->life) + VMLOOP_LIFE_CLOSED;
-	news_of_all();
+	ring_doorbell();
 }
 
 /* Every lane that we may open: what nobody serves, or with a ring that cannot be. */
@@ -905,6 +905,7 @@ static void begin(void)
 	unsigned int side = us.device->id & 1;
 
 	us.ours = region_side(us.device->base, side);
+	us.their_side = region_side(us.device->base, !side);
 	us.number = region_packets(us.device->base);
 	us.lane = region_lane(us.device->base, side, us.number);
 	us.theirs = region_lane(us.device->base, !side, us.number);
