@@ -312,6 +312,64 @@ def test_late_reader(stage: str, streams: Streams, end: str, first: int, buffer:
         assert after == before.split()[1], "the program's receive buffer has another size"
 
 
+SHORT = """
+import json, socket, sys, time
+role, address, port, size, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
+if role == 'serve':
+    with socket.create_server(('', port)) as listener:
+        print('ready', flush=True)
+        while True:
+            one, _ = listener.accept()
+            came = 0
+            with one:
+                while got := one.recv(1 << 16):
+                    came += len(got)
+                try:
+                    one.sendall(came.to_bytes(8, 'big'))
+                except OSError as error:
+                    print(came, error, flush=True)
+                if came != size:
+                    print(came, flush=True)
+block = bytes(size)
+count, wrong = 0, []
+until = time.monotonic() + seconds
+while time.monotonic() < until and len(wrong) < 10:
+    with socket.create_connection((address, port)) as one:
+        answer = b''
+        step = 'send'
+        try:
+            one.sendall(block)
+            step = 'shutdown'
+            one.shutdown(socket.SHUT_WR)
+            step = 'recv'
+            while got := one.recv(8):
+                answer += got
+        except OSError as error:
+            wrong.append([count, step, str(error)])
+        else:
+            if int.from_bytes(answer, 'big') != size:
+                wrong.append([count, answer.hex()])
+    count += 1
+print(json.dumps([count, wrong]))
+"""
+"""Connections one after the other, which are over as soon as each end has had its say."""
+
+
+@pytest.mark.main("a short answer was lost where a connection ended while it got a lane")
+def test_short_connections(stage: str, streams: Streams) -> None:
+    """A connection gets a lane as it ends: what the other end says last comes."""
+    host, size = streams.host, 64 << 10
+    streams.leave_after(size)
+    with host.popen(inside("b", "python3", "-c", SHORT, "serve", "-", PORT, size, 0)) as server:
+        server.wait_for("ready", 60)
+        said = host.run(inside("a", "python3", "-c", SHORT, "run", IP[1], PORT, size, 30), timeout=120).out
+        assert server.poll() is None, server.err
+    count, wrong = json.loads(said)
+    counters = {name: streams.counter(name) for name in ("taken", "paired", "back", "reset")}
+    assert not wrong, f"of {count} answers these did not come: {wrong}; {counters}; {server.out}"
+    assert count > 20 and counters["paired"] > 20 and counters["reset"] == 0, counters
+
+
 TRICKLE = """
 import socket, sys, time
 role, address, port, option = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

@@ -264,9 +264,8 @@ static __poll_t too_soon(struct stream *stream)
 		return 0;
 	spin_lock_bh(&stream->lane_lock);
 	if (READ_ONCE(stream->heard)) {
-		if (sock_flag(sk, SOCK_DONE) &&
-		    READ_ONCE(sk->sk_state) != TCP_CLOSE)
-			mask |= EPOLLRDHUP;
+		if (sock_flag(sk, SOCK_DONE))
+			mask |= EPOLLRDHUP | EPOLLHUP;
 		empty = readable_bytes(stream) < bytes_to_wait_for(stream) &&
 			!(stream->lane ? stream_reads_no_more(sk) :
 					 stream_is_shut_here(sk));
@@ -293,6 +292,9 @@ static __poll_t call_poll(struct file *file, struct socket *sock,
 	if (mask & (EPOLLIN | EPOLLRDNORM | EPOLLRDHUP))
 		stream = stream_get(sk);
 	if (stream) {
+		/* The peer's word may have been there then, and be taken out by now. */
+		if (READ_ONCE(stream->lanes) && !READ_ONCE(stream->heard))
+			mask = base_ops_of(sk)->poll(file, sock, NULL);
 		mask &= ~too_soon(stream);
 		stream_put(stream);
 	}
@@ -566,6 +568,9 @@ static int call_shutdown(struct socket *sock, int how)
 		by_lane = READ_ONCE(stream->tx) != STREAM_TX_TCP &&
 			  ((1 << sk->sk_state) &
 			   (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT));
+		/* Of one that goes by TCP already the work knows nothing: it is sent once. */
+		if (by_lane)
+			set_bit(STREAM_FIN, &stream->flags);
 		release_sock(sk);
 	}
 	if (by_lane) {
@@ -573,6 +578,9 @@ static int call_shutdown(struct socket *sock, int how)
 		stream_queue(stream, 0);
 		if (how == SHUT_RDWR)
 			err = base_ops_of(sk)->shutdown(sock, SHUT_RD);
+		/* It was connected, and both FINs may be through by now. */
+		if (err == -ENOTCONN)
+			err = 0;
 	} else {
 		err = base_ops_of(sk)->shutdown(sock, how);
 		if (stream)

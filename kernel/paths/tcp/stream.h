@@ -75,7 +75,8 @@ enum stream_flag {
 	STREAM_OURS,		/* it is one of a peer's, and found by its tuple */
 	STREAM_STAYS,		/* it is not to leave TCP any more */
 	STREAM_WANTED,		/* a lane is to be opened, or is */
-	STREAM_SHUT,		/* the application sends nothing more: a FIN follows */
+	STREAM_SHUT,		/* the application sends nothing more: no hello */
+	STREAM_FIN,		/* its FIN is for the work to send, when the lane has ended */
 	STREAM_GO_BACK,		/* it is to go back to TCP once; it may leave it again */
 	STREAM_DEAD,		/* the socket has been destroyed */
 	STREAM_SPEAK,		/* TCP is to say that the connection lives */
@@ -395,10 +396,16 @@ static inline bool stream_is_shut_here(const struct sock *sk)
 	       READ_ONCE(sk->sk_state) != TCP_CLOSE;
 }
 
-/* An empty ring is the end: the program has shut its reading end, or TCP has closed. */
+/*
+ * An empty ring is the end: the program has shut its reading end, or the connection was
+ * reset. One whose FINs have both come is closed as well, but behind a FIN of the peer's its
+ * own lane has ended, and what it sent by TCP after that is read when ours has.
+ */
 static inline bool stream_reads_no_more(const struct sock *sk)
 {
-	return stream_is_shut_here(sk) || READ_ONCE(sk->sk_state) == TCP_CLOSE;
+	return stream_is_shut_here(sk) ||
+	       (READ_ONCE(sk->sk_state) == TCP_CLOSE &&
+		!sock_flag(sk, SOCK_DONE));
 }
 
 /* main.c */

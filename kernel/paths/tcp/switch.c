@@ -727,7 +727,7 @@ static void catch_up(struct stream *stream)
 		sock_release(orphan);
 		return;
 	}
-	if (!test_bit(STREAM_SHUT, &stream->flags) ||
+	if (!test_bit(STREAM_FIN, &stream->flags) ||
 	    test_bit(STREAM_DEAD, &stream->flags))
 		return;
 	lock_sock(sk);
@@ -736,6 +736,7 @@ static void catch_up(struct stream *stream)
 		base->shutdown(sk, SEND_SHUTDOWN);
 		sk->sk_state_change(sk);
 	}
+	clear_bit(STREAM_FIN, &stream->flags);
 	clear_bit(STREAM_SHUT, &stream->flags);
 	release_sock(sk);
 }
