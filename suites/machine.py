@@ -83,7 +83,7 @@ class Machine:
         self.host.run("! grep -q ^vmloop_tcp /proc/modules || rmmod vmloop_tcp", timeout=2 * PATIENCE)
         self.way = "streams" if wanted else "tcp"
         if wanted:
-            self._load("vmloop_tcp", "after_bytes=1", "after_calls=1")
+            self._load("vmloop_tcp", "after_bytes=1", "after_turns=1")
 
     def counted(self) -> dict[str, int]:
         """The stream path's counters."""

@@ -53,8 +53,8 @@ class Streams(Pair):
         return int(self.host.run(f"cat {PARAMETERS}/{name}").out)
 
     def leave_after(self, what: int) -> None:
-        """Connections get a lane after so many bytes, or calls."""
-        self.host.run(f"echo {what} >{PARAMETERS}/after_bytes; echo {what} >{PARAMETERS}/after_calls")
+        """Connections get a lane after so many bytes, or turns."""
+        self.host.run(f"echo {what} >{PARAMETERS}/after_bytes; echo {what} >{PARAMETERS}/after_turns")
 
 
 @pytest.fixture

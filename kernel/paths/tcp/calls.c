@@ -154,7 +154,7 @@ static int call_recvmsg(struct sock *sk, struct msghdr *msg, size_t size, int fl
 static int call_sendpage(struct sock *sk, struct page *page, int offset, size_t size,
 			 int flags)
 {
-	struct msghdr msg = { .msg_flags = flags & ~MSG_SENDPAGE_NOTLAST };
+	struct msghdr msg = { .msg_flags = flags };
 	struct bio_vec part = {
 		.bv_page = page,
 		.bv_offset = offset,

@@ -16,13 +16,13 @@
 
 struct workqueue_struct *stream_workqueue;
 
-unsigned int stream_after_bytes = 64 << 10;
+unsigned int stream_after_bytes = 1 << 20;
 module_param_named(after_bytes, stream_after_bytes, uint, 0644);
-MODULE_PARM_DESC(after_bytes, "bytes that go by TCP before a connection gets a lane");
+MODULE_PARM_DESC(after_bytes, "bytes that go by TCP before a connection gets a lane, and 2,048 for each call");
 
-unsigned int stream_after_calls = 64;
-module_param_named(after_calls, stream_after_calls, uint, 0644);
-MODULE_PARM_DESC(after_calls, "calls that send or receive by TCP before it gets one");
+unsigned int stream_after_turns = 64;
+module_param_named(after_turns, stream_after_turns, uint, 0644);
+MODULE_PARM_DESC(after_turns, "turns from sending to receiving, or back, by TCP before it gets one");
 
 unsigned int stream_ring_size = 256 << 10;
 module_param_named(ring_size, stream_ring_size, uint, 0444);

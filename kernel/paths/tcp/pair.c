@@ -22,6 +22,9 @@
 #include "stream.h"
 #include "compat.h"
 
+/* What a call by TCP costs beside what its bytes cost: as so many more. */
+#define CALL_BYTES	2048
+
 /*
  * After a refusal so many times as much must go by TCP before the next try, at most so many
  * times in all; less for what passes: there is room when others are idle, and a socket that
@@ -123,12 +126,13 @@ static bool is_paused(const struct stream *stream)
  * stream_moved() - bytes went by TCP: a lane may be worth it now
  * @stream: the stream
  * @bytes: how many
+ * @sent: they were sent, not received
  *
  * Context: process context, with any of the stream's mutexes.
  */
-void stream_moved(struct stream *stream, int bytes)
+void stream_moved(struct stream *stream, int bytes, bool sent)
 {
-	u64 again;
+	u64 again, turns;
 
 	/* The end that accepts is asked. */
 	if (!stream->active || !test_bit(STREAM_OURS, &stream->flags) ||
@@ -138,9 +142,14 @@ void stream_moved(struct stream *stream, int bytes)
 	if (is_paused(stream))
 		return;
 	again = READ_ONCE(stream->again);
-	if (atomic64_add_return(bytes, &stream->moved) <
-		    (u64)stream_after_bytes * again &&
-	    atomic64_inc_return(&stream->calls) < (u64)stream_after_calls * again)
+	/* A hint: two at once may count one turn too many, or none. */
+	turns = READ_ONCE(stream->was_sent) == sent ?
+			atomic64_read(&stream->turned) :
+			atomic64_inc_return(&stream->turned);
+	WRITE_ONCE(stream->was_sent, sent);
+	if (atomic64_add_return(bytes + CALL_BYTES, &stream->moved) <
+		    (u64)READ_ONCE(stream_after_bytes) * again &&
+	    turns < (u64)READ_ONCE(stream_after_turns) * again)
 		return;
 	if (!test_and_set_bit(STREAM_WANTED, &stream->flags))
 		stream_queue(stream, 0);
@@ -252,7 +261,7 @@ void stream_not_now(struct stream *stream, enum stream_why why)
 		if (why == STREAM_WHY_YOUNG)
 			WRITE_ONCE(stream->pause, 0);
 		atomic64_set(&stream->moved, 0);
-		atomic64_set(&stream->calls, 0);
+		atomic64_set(&stream->turned, 0);
 		WRITE_ONCE(stream->again, why == STREAM_WHY_YOUNG ? 1 :
 					  min(stream->again * AGAIN, most));
 	}

@@ -174,7 +174,7 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int fl
 	}
 	mutex_unlock(&stream->rx_mutex);
 	if (got > 0 && !(flags & MSG_PEEK))
-		stream_moved(stream, got);
+		stream_moved(stream, got, false);
 	return got;
 }
 

@@ -16,12 +16,37 @@
 /* These go by TCP alone, and with them all that follows. */
 #define BY_TCP	(MSG_OOB | MSG_ZEROCOPY | MSG_FASTOPEN)
 
+/* Show the peer what is in the ring. The caller has tx_ring. */
+static void show(struct vmloop_lane *lane)
+{
+	if (vmloop_ring_publish(&lane->tx))
+		vmloop_lane_ring(lane);
+}
+
+/**
+ * stream_send_show() - show the peer what was left for the next call to show
+ * @stream: a stream whose lane is up
+ *
+ * Context: the stream's work.
+ */
+void stream_send_show(struct stream *stream)
+{
+	mutex_lock(&stream->tx_ring);
+	if (stream->tx == STREAM_TX_RING)
+		show(stream->held);
+	mutex_unlock(&stream->tx_ring);
+}
+
 /*
  * The caller has tx_ring. Where not all has room, and with @ask, the peer is to ring
  * when there is more. Bytes written; -EAGAIN: no room; -EFAULT: fault memory in.
+ *
+ * A doorbell for each page of a file would cost more than the page. One that is not the
+ * last is shown with those behind it; the work shows it if none comes.
  */
 static int put(struct stream *stream, struct msghdr *msg, size_t size, bool ask)
 {
+	bool goes_on = msg->msg_flags & STREAM_GOES_ON;
 	struct vmloop_lane *lane = stream->held;
 	u32 part = stream_part(lane->tx.size);
 	size_t done = 0, copied;
@@ -45,9 +70,13 @@ static int put(struct stream *stream, struct msghdr *msg, size_t size, bool ask)
 		fault = copied < room;
 		vmloop_ring_add(&lane->tx, copied);
 		done += copied;
-		if (vmloop_ring_publish(&lane->tx))
-			vmloop_lane_ring(lane);
+		if (!goes_on || lane->tx.head - lane->tx.published >= part)
+			show(lane);
 	}
+	if (done < size)
+		show(lane);
+	else if (goes_on)
+		stream_queue(stream, 1);
 	WRITE_ONCE(stream->sent, stream->sent + done);
 	if (lane->tx.broken)
 		vmloop_lane_broken(lane, lane->tx.broken);
@@ -95,12 +124,13 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size)
 	if (READ_ONCE(stream->tx) == STREAM_TX_TCP) {
 		WRITE_ONCE(stream->more, flags & MSG_MORE);
 		msg->msg_flags |= MSG_DONTWAIT | MSG_NOSIGNAL;
+		msg->msg_flags &= ~STREAM_GOES_ON;
 		done = stream_base[stream->family]->sendmsg(stream->sk, msg, size);
 		msg->msg_flags = flags;
 	}
 	mutex_unlock(&stream->tx_mutex);
 	if (done > 0)
-		stream_moved(stream, done);
+		stream_moved(stream, done, true);
 	return done;
 }
 

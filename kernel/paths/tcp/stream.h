@@ -38,6 +38,16 @@
 #define STREAM_IDLE_LOOK	HZ
 #define STREAM_IDLE_LOOKS	4
 
+/*
+ * Of a call of sendmsg(): more of the same file follows at once. Kernels that have sendpage()
+ * say so.
+ */
+#ifdef MSG_SENDPAGE_NOTLAST
+#define STREAM_GOES_ON	MSG_SENDPAGE_NOTLAST
+#else
+#define STREAM_GOES_ON	0
+#endif
+
 /* Of the table of connections to peers. */
 #define STREAM_BUCKET_BITS	12
 
@@ -160,8 +170,10 @@ struct stream_spin {
  * @flags: enum stream_flag, atomic
  * @tuple: the connection; final with STREAM_OURS
  * @peer: identity of the peer; final with STREAM_OURS
- * @moved: bytes that went by TCP, either way, since it was last asked about
- * @calls: the same of calls
+ * @moved: bytes that went by TCP, either way, and what calls cost, since it was last asked
+ *	about
+ * @turned: how often it turned from sending to receiving or back, in the same time
+ * @was_sent: what moved last was sent
  * @refs: one for the table, one for a lane, one for @work while it is queued
  * @by_sock: in the table of all streams
  * @by_tuple: in the table of those that are ours
@@ -249,7 +261,8 @@ struct stream {
 	struct stream_tuple tuple;
 	u64 peer;
 	atomic64_t moved;
-	atomic64_t calls;
+	atomic64_t turned;
+	bool was_sent;
 	struct kref refs;
 	struct rhash_head by_sock;
 	struct hlist_node by_tuple;
@@ -411,7 +424,7 @@ static inline bool stream_reads_no_more(const struct sock *sk)
 /* main.c */
 extern struct workqueue_struct *stream_workqueue;
 extern unsigned int stream_after_bytes;
-extern unsigned int stream_after_calls;
+extern unsigned int stream_after_turns;
 extern unsigned int stream_ring_size;
 extern int stream_spin_us;
 extern unsigned int stream_keep_alive;
@@ -467,7 +480,7 @@ int stream_make_anew(void);
 /* pair.c */
 extern const struct vmloop_path stream_path;
 bool stream_peer_of(const struct sock *sk, u64 *peer);
-void stream_moved(struct stream *stream, int bytes);
+void stream_moved(struct stream *stream, int bytes, bool sent);
 void stream_open_lane(struct stream *stream);
 void stream_not_now(struct stream *stream, enum stream_why why);
 void stream_for_nothing(struct stream *stream);
@@ -516,6 +529,7 @@ void stream_spin_learn(struct stream *stream, struct stream_spin *spin, u64 bega
 int stream_send(struct stream *stream, struct msghdr *msg, size_t size);
 void stream_keep_error(struct sock *sk, int err);
 int stream_send_by_tcp(struct stream *stream, void *from, size_t size);
+void stream_send_show(struct stream *stream);
 int stream_receive(struct stream *stream, struct msghdr *msg, size_t size,
 		   int flags);
 

@@ -794,6 +794,7 @@ void stream_work(struct work_struct *work)
 			    !READ_ONCE(stream->down))
 				vmloop_lane_shut(stream->held, VMLOOP_REASON_NONE);
 			go_over(stream);
+			stream_send_show(stream);
 			if (stream->spoilt)
 				end_spoilt(stream);
 		}
