@@ -313,8 +313,14 @@ def test_late_reader(stage: str, streams: Streams, end: str, first: int, buffer:
 
 
 SHORT = """
-import json, socket, sys, time
+import json, select, socket, sys, time
 role, address, port, size, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
+def wait_for_the_end(one):
+    poll = select.poll()
+    poll.register(one, select.POLLRDHUP)
+    while not poll.poll():
+        pass
+    one.setblocking(False)
 if role == 'serve':
     with socket.create_server(('', port)) as listener:
         print('ready', flush=True)
@@ -333,7 +339,7 @@ if role == 'serve':
 block = bytes(size)
 count, wrong = 0, []
 until = time.monotonic() + seconds
-while time.monotonic() < until and len(wrong) < 10:
+while time.monotonic() < until and count < 10_000 and len(wrong) < 10:
     with socket.create_connection((address, port)) as one:
         answer = b''
         step = 'send'
@@ -341,6 +347,9 @@ while time.monotonic() < until and len(wrong) < 10:
             one.sendall(block)
             step = 'shutdown'
             one.shutdown(socket.SHUT_WR)
+            if role == 'polls':
+                step = 'poll'
+                wait_for_the_end(one)
             step = 'recv'
             while got := one.recv(8):
                 answer += got
@@ -355,14 +364,17 @@ print(json.dumps([count, wrong]))
 """Connections one after the other, which are over as soon as each end has had its say."""
 
 
-@pytest.mark.main("a short answer was lost where a connection ended while it got a lane")
-def test_short_connections(stage: str, streams: Streams) -> None:
-    """A connection gets a lane as it ends: what the other end says last comes."""
+MAIN = pytest.mark.main("a short answer was lost where a connection ended while it got a lane")
+
+
+@pytest.mark.parametrize("client", [pytest.param("reads", marks=MAIN), "polls"])
+def test_short_connections(stage: str, streams: Streams, client: str) -> None:
+    """A connection gets a lane as it ends: what the other end says last comes, before the end is told."""
     host, size = streams.host, 64 << 10
     streams.leave_after(size)
     with host.popen(inside("b", "python3", "-c", SHORT, "serve", "-", PORT, size, 0)) as server:
         server.wait_for("ready", 60)
-        said = host.run(inside("a", "python3", "-c", SHORT, "run", IP[1], PORT, size, 30), timeout=120).out
+        said = host.run(inside("a", "python3", "-c", SHORT, client, IP[1], PORT, size, 30), timeout=120).out
         assert server.poll() is None, server.err
     count, wrong = json.loads(said)
     counters = {name: streams.counter(name) for name in ("taken", "paired", "back", "reset")}

@@ -264,11 +264,11 @@ static __poll_t too_soon(struct stream *stream)
 		return 0;
 	spin_lock_bh(&stream->lane_lock);
 	if (READ_ONCE(stream->heard)) {
-		if (sock_flag(sk, SOCK_DONE))
+		if (!stream_reads_no_more(stream))
 			mask |= EPOLLRDHUP | EPOLLHUP;
 		empty = readable_bytes(stream) < bytes_to_wait_for(stream) &&
-			!(stream->lane ? stream_reads_no_more(sk) :
-					 stream_is_shut_here(sk));
+			!(stream->lane ? stream_reads_no_more(stream) :
+					 stream_is_shut_here(stream));
 		if (empty && (s32)(READ_ONCE(stream->seq) -
 				   READ_ONCE(tcp_sk(sk)->copied_seq)) <= 0)
 			mask |= EPOLLIN | EPOLLRDNORM;
@@ -288,14 +288,17 @@ static __poll_t call_poll(struct file *file, struct socket *sock,
 	struct sock *sk = sock->sk;
 	__poll_t mask = base_ops_of(sk)->poll(file, sock, wait);
 	struct stream *stream = NULL;
+	__poll_t hidden;
 
 	if (mask & (EPOLLIN | EPOLLRDNORM | EPOLLRDHUP))
 		stream = stream_get(sk);
 	if (stream) {
+		hidden = too_soon(stream);
 		/* The peer's word may have been there then, and be taken out by now. */
 		if (READ_ONCE(stream->lanes) && !READ_ONCE(stream->heard))
 			mask = base_ops_of(sk)->poll(file, sock, NULL);
-		mask &= ~too_soon(stream);
+		else
+			mask &= ~hidden;
 		stream_put(stream);
 	}
 	srcu_read_unlock(&stream_users, users);
@@ -558,10 +561,13 @@ static int call_shutdown(struct socket *sock, int how)
 	int users = srcu_read_lock(&stream_users);
 	struct sock *sk = sock->sk;
 	struct stream *stream = stream_get(sk);
+	bool sends = how == SHUT_WR || how == SHUT_RDWR;
 	bool by_lane = false;
 	int err = 0;
 
-	if (stream && (how == SHUT_WR || how == SHUT_RDWR)) {
+	if (stream && (how == SHUT_RD || how == SHUT_RDWR))
+		set_bit(STREAM_READ, &stream->flags);
+	if (stream && sends) {
 		/* No hello from here on; if it was said, the FIN follows what was sent. */
 		lock_sock(sk);
 		set_bit(STREAM_SHUT, &stream->flags);
@@ -583,7 +589,7 @@ static int call_shutdown(struct socket *sock, int how)
 			err = 0;
 	} else {
 		err = base_ops_of(sk)->shutdown(sock, how);
-		if (stream)
+		if (stream && sends && !test_bit(STREAM_FIN, &stream->flags))
 			clear_bit(STREAM_SHUT, &stream->flags);
 	}
 	if (stream)

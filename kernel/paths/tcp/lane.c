@@ -130,6 +130,9 @@ void stream_lane_down(struct vmloop_lane *lane)
 	struct stream *stream = lane->priv;
 
 	mutex_lock(&stream->tx_ring);
+	/* What was left for the next call to show. */
+	if (stream->tx == STREAM_TX_RING && vmloop_ring_publish(&lane->tx))
+		vmloop_lane_ring(lane);
 	stop_sending(stream);
 	mutex_unlock(&stream->tx_ring);
 	/* All lanes of a channel that goes are told of before the first is waited for. */
@@ -249,6 +252,7 @@ void stream_lane_close(struct vmloop_lane *lane)
 	mutex_lock(&stream->rx_ring);
 	if (stream->up)
 		stream_keep(stream);
+	WRITE_ONCE(stream->since, jiffies);
 	stream->closed = true;
 	mutex_unlock(&stream->rx_ring);
 
@@ -258,7 +262,6 @@ void stream_lane_close(struct vmloop_lane *lane)
 		stream->carried = stream->tx == STREAM_TX_BACK && stream->heard;
 		decide(stream);
 	} else {
-		stream->since = jiffies;
 		/* What was kept becomes TCP's now. */
 		stream_queue(stream, 0);
 	}

@@ -281,6 +281,7 @@ static enum stream_why why_not(const struct stream *stream)
 	const struct socket *sock = sk->sk_socket;
 
 	if (test_bit(STREAM_STAYS, &stream->flags) ||
+	    test_bit(STREAM_SHUT, &stream->flags) ||
 	    test_bit(STREAM_DEAD, &stream->flags) ||
 	    sk->sk_state != TCP_ESTABLISHED || sk->sk_shutdown)
 		return STREAM_WHY_STAYS;

@@ -213,13 +213,13 @@ static int receive_once(struct stream *stream, struct msghdr *msg, size_t size,
 		if (!got && size)
 			got = -ERESTART;
 		if (got == -EAGAIN)
-			got = nothing(sk, stream_reads_no_more(sk));
+			got = nothing(sk, stream_reads_no_more(stream));
 		break;
 	case FROM_NOWHERE:
 		kept = !skb_queue_empty(&stream->kept);
 		mutex_unlock(&stream->rx_ring);
 		return kept ? from_kept(stream) :
-			      nothing(sk, stream_is_shut_here(sk));
+			      nothing(sk, stream_is_shut_here(stream));
 	default:
 		mutex_unlock(&stream->rx_ring);
 		return by_tcp(stream, msg, size, flags);

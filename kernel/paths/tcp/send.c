@@ -75,8 +75,9 @@ static int put(struct stream *stream, struct msghdr *msg, size_t size, bool ask)
 	}
 	if (done < size)
 		show(lane);
-	else if (goes_on)
-		stream_queue(stream, 1);
+	else if (lane->tx.head != lane->tx.published &&
+		 lane->tx.head - lane->tx.published <= done)
+		stream_queue(stream, 1);	/* once for each part */
 	WRITE_ONCE(stream->sent, stream->sent + done);
 	if (lane->tx.broken)
 		vmloop_lane_broken(lane, lane->tx.broken);

@@ -27,6 +27,7 @@
 #include <linux/spinlock.h>
 #include <linux/srcu.h>
 #include <linux/workqueue.h>
+#include <net/inet_sock.h>
 #include <net/sock.h>
 
 #include "vmloop.h"
@@ -87,6 +88,7 @@ enum stream_flag {
 	STREAM_WANTED,		/* a lane is to be opened, or is */
 	STREAM_SHUT,		/* the application sends nothing more: no hello */
 	STREAM_FIN,		/* its FIN is for the work to send, when the lane has ended */
+	STREAM_READ,		/* the application reads nothing more: SHUT_RD */
 	STREAM_GO_BACK,		/* it is to go back to TCP once; it may leave it again */
 	STREAM_DEAD,		/* the socket has been destroyed */
 	STREAM_SPEAK,		/* TCP is to say that the connection lives */
@@ -401,24 +403,30 @@ static inline bool stream_has_little_room(const struct vmloop_lane *lane)
 	return stream_untaken(lane) <= size - max(size / 16, min(size / 4, 4096U));
 }
 
-/* The program has shut its reading end itself: no FIN of the peer's has come. */
-static inline bool stream_is_shut_here(const struct sock *sk)
+/* The program has shut its reading end itself, whatever the peer has sent. */
+static inline bool stream_is_shut_here(const struct stream *stream)
 {
-	return (READ_ONCE(sk->sk_shutdown) & RCV_SHUTDOWN) &&
-	       !sock_flag(sk, SOCK_DONE) &&
-	       READ_ONCE(sk->sk_state) != TCP_CLOSE;
+	return test_bit(STREAM_READ, &stream->flags);
+}
+
+/*
+ * The connection was reset, or has run out of time. One whose FINs have both come is closed
+ * as well; its flag is set before.
+ */
+static inline bool stream_is_reset(const struct sock *sk)
+{
+	/* Pairs with tcp_set_state()'s release. */
+	return inet_sk_state_load(sk) == TCP_CLOSE && !sock_flag(sk, SOCK_DONE);
 }
 
 /*
  * An empty ring is the end: the program has shut its reading end, or the connection was
- * reset. One whose FINs have both come is closed as well, but behind a FIN of the peer's its
- * own lane has ended, and what it sent by TCP after that is read when ours has.
+ * reset. A FIN of the peer's is not: its lane has ended before, and what it sent by TCP after
+ * that is read when ours has.
  */
-static inline bool stream_reads_no_more(const struct sock *sk)
+static inline bool stream_reads_no_more(const struct stream *stream)
 {
-	return stream_is_shut_here(sk) ||
-	       (READ_ONCE(sk->sk_state) == TCP_CLOSE &&
-		!sock_flag(sk, SOCK_DONE));
+	return stream_is_shut_here(stream) || stream_is_reset(stream->sk);
 }
 
 /* main.c */

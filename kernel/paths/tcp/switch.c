@@ -29,6 +29,9 @@
 #define RETRY_MAX	msecs_to_jiffies(100)
 #define RETRY_LATE	HZ
 
+/* At each RETRY for so long; later and later after that. */
+#define RETRY_OFTEN	(HZ / 4)
+
 /*
  * So long the peer may take to say what it has got: a machine stands still while it is
  * saved, or somebody looks into it. TCP's own bounds end the connection before, where its
@@ -37,6 +40,9 @@
  */
 #define ANSWER_TIME	(20 * 60 * HZ)
 #define ORPHAN_TIME	(100 * HZ)
+
+/* One that has ended, by a reset too, waits so long for what the peer says of a lane. */
+#define GONE_TIME	(2 * HZ)
 
 /*
  * So long bytes of a lane are kept while TCP has not what is before them: they take memory
@@ -659,13 +665,18 @@ static int settle(struct stream *stream)
 	return err;
 }
 
-/* When to look again for the peer's answer: soon at first, each second after a while. */
+/*
+ * When to look again for the peer's answer, which a program may wait behind: at once, as it
+ * were, at first; each second after a while.
+ */
 static unsigned long retry_after(const struct stream *stream)
 {
 	unsigned long waited = jiffies - READ_ONCE(stream->since);
 	unsigned long most = clamp(waited / 8, RETRY_MAX,
 				   (unsigned long)RETRY_LATE);
 
+	if (waited < RETRY_OFTEN)
+		return RETRY;
 	return clamp(stream->retry * 2, RETRY, most);
 }
 
@@ -741,6 +752,24 @@ static void catch_up(struct stream *stream)
 	release_sock(sk);
 }
 
+/*
+ * Whether the peer has not said for too long what became of a lane that is closed here. One
+ * whose connection has ended soon has no part in it any more.
+ */
+static bool is_silent(struct stream *stream)
+{
+	bool closed;
+
+	/* @since is of that time, then. */
+	mutex_lock(&stream->rx_ring);
+	closed = stream->closed;
+	mutex_unlock(&stream->rx_ring);
+	return closed &&
+	       (is_late(stream) ||
+		(is_gone(stream) &&
+		 time_after(jiffies, READ_ONCE(stream->since) + GONE_TIME)));
+}
+
 /* What a spoilt lane has carried need not be known. */
 static void end_spoilt(struct stream *stream)
 {
@@ -795,6 +824,8 @@ void stream_work(struct work_struct *work)
 				vmloop_lane_shut(stream->held, VMLOOP_REASON_NONE);
 			go_over(stream);
 			stream_send_show(stream);
+			if (is_silent(stream))
+				stream->spoilt = true;
 			if (stream->spoilt)
 				end_spoilt(stream);
 		}
@@ -808,7 +839,8 @@ void stream_work(struct work_struct *work)
 bool stream_is_plain(struct stream *stream)
 {
 	return !READ_ONCE(stream->held) && !READ_ONCE(stream->orphan) &&
-	       !test_bit(STREAM_SHUT, &stream->flags);
+	       !test_bit(STREAM_SHUT, &stream->flags) &&
+	       !test_bit(STREAM_FIN, &stream->flags);
 }
 
 /**
@@ -854,6 +886,15 @@ void stream_look_idle(struct stream *stream)
 		stream->spoke = jiffies;
 		set_bit(STREAM_SPEAK, &stream->flags);
 		stream_queue(stream, 0);
+	}
+
+	/* A connection that has ended needs no lane; a peer's last word has its time. */
+	if (READ_ONCE(stream->held) && !READ_ONCE(stream->ended) &&
+	    stream_is_up(stream)) {
+		if (is_gone(stream))
+			set_bit(STREAM_STAYS, &stream->flags);
+		if (is_gone(stream) || READ_ONCE(stream->closed))
+			stream_queue(stream, 0);
 	}
 
 	/* A signal is wanted by now, and nobody has read since. */
