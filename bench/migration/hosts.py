@@ -34,6 +34,11 @@ class MovingHost(ABC):
     """What Lab.up() is to make."""
     patience: ClassVar[float]
     """By how much things may take longer than on KVM hosts."""
+    requests: ClassVar[int]
+    """How many a second a test's load may make at most; 0: as many as are answered."""
+    rest: ClassVar[int]
+    """Milliseconds that a test's connections rest after each record: a guest's memory must change no faster than its
+    host can send it, and a domain's host has one emulated CPU for that."""
     halts: ClassVar[str]
     """What the hypervisor does once vmloop is out of the way."""
     has_hook: ClassVar[bool]
@@ -79,6 +84,8 @@ class KvmHosts(MovingHost):
     agent_options = "--watch '/run/vmlab/*/qmp.sock'"
     lab: ClassVar[dict[str, Any]] = {"hosts": 2, "guests": 2, "memory": 3072, "guest_memory": 512}
     patience = 1.0
+    requests = 0
+    rest = 0
     halts = "QEMU begins"
     has_hook = True
 
@@ -128,6 +135,8 @@ class XenHosts(MovingHost):
         "guest_memory": 256,
     }
     patience = 3.0
+    requests = 100
+    rest = 50
     halts = "halted by Xen"
     has_hook = False
 

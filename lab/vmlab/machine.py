@@ -208,7 +208,7 @@ class Guest(Machine):
         with open(here / "console.log", "ab") as console:
             console.write(f"vmlab: {'incoming' if incoming else 'start'}\n".encode())
         try:
-            self.host.run(f"mkdir -p {spec.directory} && sh {self.inside}/{start}", timeout=90)
+            self.host.run(f"mkdir -p {spec.directory} && sh {self.inside}/{start}", timeout=2 * spec.boot_seconds)
         except CommandFailed as error:
             raise GuestFailed(f"{self.name}: it did not start: {error}") from error
 

@@ -128,7 +128,7 @@ def round_trips(two: Stage, request: pytest.FixtureRequest, count: int, enough: 
     """
     apart(two)
     trips = []
-    with Load(two) as load:
+    with Load(two, rate=two.kind.requests) as load:
         for _ in range(2 * count):
             trips.append(go(two, load))
             load.check()
@@ -172,9 +172,9 @@ def test_connections_by_lanes(two):
     for guest in (two.g1, two.g2):
         guest.put(TOOLS / "duplex", f"{HERE}/duplex")
         guest.run("modprobe vmloop_tcp")
-    server = Detached(two.g2, "serve", f"{HERE}/duplex serve {PORT}")
+    server = Detached(two.g2, "serve", f"{HERE}/duplex serve {PORT} {two.kind.rest}")
     server.wait_for("ready")
-    client = Detached(two.g1, "run", f"{HERE}/duplex run {two.g2.ip} {PORT} 4 3600")
+    client = Detached(two.g1, "run", f"{HERE}/duplex run {two.g2.ip} {PORT} 4 3600 {two.kind.rest}")
     try:
         by_lanes()
         for _ in range(2):

@@ -2,8 +2,11 @@
 /*
  * duplex.c - connections that carry known bytes both ways at once.
  *
- *	duplex serve PORT                          for ever
- *	duplex run HOST PORT CONNECTIONS SECONDS   or until SIGTERM; then the report
+ *	duplex serve PORT [PAUSE]                  for ever
+ *	duplex run HOST PORT CONNECTIONS SECONDS [PAUSE]
+ *	                                           or until SIGTERM; then the report
+ *
+ * PAUSE: milliseconds that a sender rests after each record; 0 if there is none.
  *
  * Each end of a connection sends records of random lengths, with a number and bytes
  * that follow from where they are; the last one says that it is. Each checks all of
@@ -56,6 +59,7 @@ struct end {
 };
 
 static atomic_ullong sent, received;
+static unsigned int pause_ms;
 
 static volatile sig_atomic_t ending;
 
@@ -104,6 +108,8 @@ static int send_some(struct end *end, int flags)
 					fail("shutdown: %s", strerror(errno));
 				return 1;
 			}
+			if (pause_ms)
+				usleep(1000 * pause_ms);
 			next_record(end);
 			continue;
 		}
@@ -311,9 +317,13 @@ static int run(const char *host, int port, int connections, double seconds)
 int main(int argc, char **argv)
 {
 	signal(SIGPIPE, SIG_IGN);
-	if (argc == 3 && !strcmp(argv[1], "serve"))
+	if ((argc == 3 || argc == 4) && !strcmp(argv[1], "serve")) {
+		pause_ms = argc == 4 ? atoi(argv[3]) : 0;
 		return serve(atoi(argv[2]));
-	if (argc == 6 && !strcmp(argv[1], "run"))
+	}
+	if ((argc == 6 || argc == 7) && !strcmp(argv[1], "run")) {
+		pause_ms = argc == 7 ? atoi(argv[6]) : 0;
 		return run(argv[2], atoi(argv[3]), atoi(argv[4]), atof(argv[5]));
-	fail("usage: duplex serve PORT | run HOST PORT CONNECTIONS SECONDS");
+	}
+	fail("usage: duplex serve PORT [PAUSE] | run HOST PORT CONNECTIONS SECONDS [PAUSE]");
 }
