@@ -184,6 +184,8 @@ def test_a_crowd(net: Net, streams: Streams, record_property) -> None:
     The channel's memory is not enough for a lane for each: the others' bytes go by TCP.
     """
     g1, g2 = streams.g1, streams.g2
+    # The busy ones ask again while the test lasts, on a slow machine too.
+    g1.run(f"echo 16 >{PARAMETERS}/after_turns")
     words = [CROWD, "run", g2.ip, str(PORT), str(CONNECTIONS), str(BUSY), str(BUSY_SECONDS * net.slow)]
     with net.serving(g2, CROWD, "serve", str(PORT)), g1.popen(words) as client:
         client.wait_for("warm", 300 * net.slow)
