@@ -18,8 +18,8 @@ from rich.live import Live
 from rich.text import Text
 from vmlab import paths
 from vmlab.errors import VmlabError, story
-from vmlab.progress import busy
 
+from ..path.booting import boot
 from ..path.hosts import HOSTS, find_host
 from ..path.measure import KINDS, Meter, describe_host
 from ..path.progress import Steps
@@ -89,12 +89,7 @@ def main() -> int:
     began = time.monotonic()
     try:
         with ExitStack() as stack:
-            with busy(console, f"booting {kind.title} and two guests"):
-                stage = stack.enter_context(
-                    Stage("demo", kind, options.kernel, options.machine, guest_cpus=options.guest_cpus)
-                )
-            for retry in stage.retries:
-                console.print(f"[yellow]the lab did not boot and was booted again: {retry}[/]")
+            stage = boot(stack, console, "demo", kind, options)
             host = describe_host(stage)
             console.print(
                 f"{kind.title} on {host['cpus']} CPUs ({host['accelerator']}), two guests of {host['guest_cpus']} "

@@ -3,7 +3,7 @@
 
 import html
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,3 +167,21 @@ def disturbed(record: dict[str, Any]) -> str:
         f"and taken again: {record['repeated']} were, and {record['kept_although_disturbed']} count although they were "
         "disturbed."
     )
+
+
+def figures(plots: Iterable[tuple[str, str]]) -> str:
+    """Figures of a page: titles, and plots, of which some may be empty."""
+    shown = [f"<figure><h3>{title}</h3>{plot}</figure>" for title, plot in plots if plot]
+    return "".join(shown) or '<p class="note">Not measured this time.</p>'
+
+
+def around(data: dict[str, Any], record: dict[str, Any]) -> dict[str, object]:
+    """What a page of series says beside its plots; ``data``: of the series' file, ``record``: of the slices."""
+    counts = [len(point["values"]) for one in data["series"] for point in one["points"]]
+    return {
+        "style": STYLE,
+        "standard_network": esc(data["host"]["standard_network"]),
+        "facts": facts(data["host"]),
+        "count": max(counts, default=0),
+        "disturbed": esc(disturbed(record)),
+    }

@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.table import Table
 from vmlab import paths
 from vmlab.errors import VmlabError, story
-from vmlab.progress import busy
 
+from .booting import boot
 from .hosts import HOSTS, find_host
 from .measure import Meter, Slice, describe_host
 from .progress import Steps
 from .rounds import Say
-from .stage import GUEST_CPUS, Stage
+from .stage import GUEST_CPUS
 
 Series = list[dict[str, Any]]
 """As series_of() makes them."""
@@ -88,12 +88,7 @@ def take_series(
     began = time.monotonic()
     try:
         with ExitStack() as stack:
-            with busy(console, f"booting {kind.title} and two guests"):
-                stage = stack.enter_context(
-                    Stage(name, kind, options.kernel, options.machine, guest_cpus=options.guest_cpus)
-                )
-            for retry in stage.retries:
-                console.print(f"[yellow]the lab did not boot and was booted again: {retry}[/]")
+            stage = boot(stack, console, name, kind, options)
             host = describe_host(stage)
             meter = Meter(stage)
             with Steps(console, steps) as said:

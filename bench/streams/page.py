@@ -5,7 +5,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ..path.plots import STYLE, Curve, disturbed, esc, facts, sizes_plot, values
+from ..path.plots import Curve, around, figures, sizes_plot, values
 from .sweep import ALL, BLOCKS, BLOCKS_OF, FILES, FOUR, FTP, MESSAGES, RINGS, STREAMS, TITLES, TRIPS
 
 PAGE = Template((Path(__file__).parent / "page.html").read_text())
@@ -27,31 +27,25 @@ def curves(all_series: list[dict[str, Any]], series: str, test: str) -> list[Cur
 
 def plots(all_series: list[dict[str, Any]], series: str) -> str:
     """The plots of a series, one for each test."""
-    figures = []
+    found = []
     for test in TESTS[series]:
         unit = next((one["unit"] for one in all_series if one["test"] == test), "")
         title = f"{TITLES[test]} over {AXES[series]}"
         plot = sizes_plot(title, curves(all_series, series, test), AXES[series], unit, series != RINGS)
-        if plot:
-            figures.append(f"<figure><h3>{TITLES[test]}</h3>{plot}</figure>")
-    return "".join(figures) or '<p class="note">Not measured this time.</p>'
+        found.append((TITLES[test], plot))
+    return figures(found)
 
 
 def write_page(target: Path, data: dict[str, Any], record: dict[str, Any]) -> None:
     """Write the page. ``data`` is what out/series-stream.json holds, ``record`` what is known of the slices."""
-    all_series, host = data["series"], data["host"]
-    counts = [len(point["values"]) for one in all_series for point in one["points"]]
+    all_series = data["series"]
     target.write_text(
         PAGE.substitute(
-            style=STYLE,
-            standard_network=esc(host["standard_network"]),
+            around(data, record),
             messages=plots(all_series, MESSAGES),
             blocks=plots(all_series, BLOCKS),
             files=plots(all_series, FILES),
             rings=plots(all_series, RINGS),
-            facts=facts(host),
-            count=max(counts, default=0),
-            disturbed=esc(disturbed(record)),
             table=values(all_series, AXES, TITLES),
         )
     )

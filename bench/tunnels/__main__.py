@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from vmlab import paths
 from vmlab.errors import VmlabError, story
-from vmlab.progress import busy
 
+from ..path.booting import boot
 from ..path.hosts import HOSTS, find_host
 from ..path.measure import Meter, Slice, describe_host
 from ..path.progress import Steps
@@ -104,12 +104,7 @@ def main() -> int:
     began = time.monotonic()
     try:
         with ExitStack() as stack:
-            with busy(console, f"booting {host_kind.title} and two guests"):
-                stage = stack.enter_context(
-                    Stage("tunnels", host_kind, options.kernel, options.machine, guest_cpus=options.guest_cpus)
-                )
-            for retry in stage.retries:
-                console.print(f"[yellow]the lab did not boot and was booted again: {retry}[/]")
+            stage = boot(stack, console, "tunnels", host_kind, options)
             host = describe_host(stage)
             meter = Meter(stage)
             steps = stack.enter_context(Steps(console, options.rounds * len(PATHS) * (1 + len(options.kinds))))

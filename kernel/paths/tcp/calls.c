@@ -574,7 +574,7 @@ static int call_shutdown(struct socket *sock, int how)
 		by_lane = READ_ONCE(stream->tx) != STREAM_TX_TCP &&
 			  ((1 << sk->sk_state) &
 			   (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT));
-		/* Of one that goes by TCP already the work knows nothing: it is sent once. */
+		/* Where TCP carries the stream, it sends the FIN below, and the work must not. */
 		if (by_lane)
 			set_bit(STREAM_FIN, &stream->flags);
 		release_sock(sk);

@@ -41,7 +41,7 @@
 #define ANSWER_TIME	(20 * 60 * HZ)
 #define ORPHAN_TIME	(100 * HZ)
 
-/* One that has ended, by a reset too, waits so long for what the peer says of a lane. */
+/* A connection that has ended, by a reset too, waits so long for the peer's word of a lane. */
 #define GONE_TIME	(2 * HZ)
 
 /*
@@ -753,14 +753,14 @@ static void catch_up(struct stream *stream)
 }
 
 /*
- * Whether the peer has not said for too long what became of a lane that is closed here. One
- * whose connection has ended soon has no part in it any more.
+ * Whether the peer has not said for too long what became of a lane that is closed here. A
+ * connection that has ended waits for GONE_TIME only.
  */
 static bool is_silent(struct stream *stream)
 {
 	bool closed;
 
-	/* @since is of that time, then. */
+	/* stream_lane_close() sets @since and @closed under it: a set @closed has its @since. */
 	mutex_lock(&stream->rx_ring);
 	closed = stream->closed;
 	mutex_unlock(&stream->rx_ring);
