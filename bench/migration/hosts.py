@@ -38,7 +38,11 @@ class MovingHost(ABC):
     """How many a second a test's load may make at most; 0: as many as are answered."""
     rest: ClassVar[int]
     """Milliseconds that a test's connections rest after each record: a guest's memory must change no faster than its
-    host can send it, and a domain's host has one emulated CPU for that."""
+    host can send it, and a domain's host has one emulated CPU for that, and for the guests' network."""
+    megabytes: ClassVar[float]
+    """Checked bytes of the load a second, each way."""
+    megabits: ClassVar[int]
+    """Of iperf3, beside those."""
     halts: ClassVar[str]
     """What the hypervisor does once vmloop is out of the way."""
     has_hook: ClassVar[bool]
@@ -86,6 +90,8 @@ class KvmHosts(MovingHost):
     patience = 1.0
     requests = 0
     rest = 0
+    megabytes = 2.0
+    megabits = 10
     halts = "QEMU begins"
     has_hook = True
 
@@ -137,6 +143,8 @@ class XenHosts(MovingHost):
     patience = 3.0
     requests = 100
     rest = 50
+    megabytes = 0.25
+    megabits = 1
     halts = "halted by Xen"
     has_hook = False
 

@@ -23,10 +23,6 @@ TURNS, BEATS_TO_G1, BEATS_TO_G2, BYTES_TO_G1, BYTES_TO_G2, IPERF_TO_G1, IPERF_TO
 
 BEATS = 50
 """Numbered datagrams a second, each way."""
-MEGABYTES = 2
-"""Checked bytes a second, each way."""
-IPERF = "10M"
-"""Bits a second of iperf3, each way."""
 TENTH = 0.1
 """Seconds from line to line of who says how it stands."""
 
@@ -79,6 +75,7 @@ class Load:
 
     def _start(self) -> None:
         g1, g2 = self.stage.g1.ip, self.stage.g2.ip
+        megabytes, megabits = self.stage.kind.megabytes, self.stage.kind.megabits
         self._in_g2("turns", f"{HERE}/turns serve {TURNS}", "ready")
         self._in_g1("turns", f"{HERE}/turns ask {g2} {TURNS} {self.rate}")
         wait_for(lambda: bool(self.turns()), 20, "turns")
@@ -90,11 +87,11 @@ class Load:
         self._in_g2("beats", f"{HERE}/beat receive {BEATS_TO_G2}", "ready")
         self._in_g1("beating", f"{HERE}/beat send {g2} {BEATS_TO_G2} {BEATS}")
         self._in_g1("bytes", f"{HERE}/stream receive {BYTES_TO_G1}", "ready")
-        self._in_g2("sending", f"{HERE}/stream send {g1} {BYTES_TO_G1} {MEGABYTES}")
+        self._in_g2("sending", f"{HERE}/stream send {g1} {BYTES_TO_G1} {megabytes}")
         self._in_g2("bytes", f"{HERE}/stream receive {BYTES_TO_G2}", "ready")
-        self._in_g1("sending", f"{HERE}/stream send {g2} {BYTES_TO_G2} {MEGABYTES}")
+        self._in_g1("sending", f"{HERE}/stream send {g2} {BYTES_TO_G2} {megabytes}")
         server = "iperf3 -s -1 --forceflush -p"
-        client = f"iperf3 -t 86400 -b {IPERF} --forceflush -p"
+        client = f"iperf3 -t 86400 -b {megabits}M --forceflush -p"
         self._in_g1("iperf", f"{server} {IPERF_TO_G1}", "listening")
         self._in_g2("iperf-client", f"{client} {IPERF_TO_G1} -c {g1}", "connected")
         self._in_g2("iperf", f"{server} {IPERF_TO_G2}", "listening")

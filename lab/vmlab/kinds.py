@@ -77,8 +77,8 @@ class HostKind(ABC):
         """Whether such guests run by the host's SVM, and under Xen."""
         return False
 
-    def guest_cpus(self, virtual_time: bool) -> int:
-        """How many CPUs a guest has, if nothing else is said."""
+    def guest_cpus(self, virtual_time: bool, hosts: int) -> int:
+        """How many CPUs a guest of a lab with so many hosts has, if nothing else is said."""
         return GUEST_CPUS
 
     def check_guests(self, guests: int, cpus: int) -> None:

@@ -123,7 +123,7 @@ class Lab:
             machine = host.check_machine(machine or host.machines[0])
             defaults: dict[str, Any] = {
                 "kernel": kernel, "machine": machine, "mtu": mtu, "memory": guest_memory, "extra_append": append,
-                "cpus": guest_cpus or host.guest_cpus(virtual_time),
+                "cpus": guest_cpus or host.guest_cpus(virtual_time, hosts),
             }  # fmt: skip
             if modules is not None:
                 if not Path(modules).is_dir():

@@ -162,9 +162,10 @@ class Xen(HostKind):
             raise VmlabError("virtual time needs --accel tcg")
         return accel.choose(wanted)
 
-    def guest_cpus(self, virtual_time: bool) -> int:
-        # Virtual time is for figures, and counts what a CPU does that spins, as if it were work.
-        return 1 if virtual_time else super().guest_cpus(virtual_time)
+    def guest_cpus(self, virtual_time: bool, hosts: int) -> int:
+        # Virtual time is for figures, and counts what a CPU does that spins, as if it were work. Of a lab with two
+        # hosts, guests migrate: docs/lab.md, "Two hosts".
+        return 1 if virtual_time or hosts > 1 else super().guest_cpus(virtual_time, hosts)
 
     def guest_append(self, machine: str, made_for: str) -> str:
         return PV_APPEND if (machine, made_for) == ("pv", "pvh") else ""

@@ -979,8 +979,9 @@ def test_kvm_is_used_only_if_all_of_it_works(monkeypatch, nested, boots, expecte
 
 
 def test_cpus_of_guests():
-    assert find_kind("kvm").guest_cpus(False) == find_kind("xen").guest_cpus(False) == 2
-    assert find_kind("xen").guest_cpus(True) == 1
+    assert find_kind("kvm").guest_cpus(False, 1) == find_kind("xen").guest_cpus(False, 1) == 2
+    assert find_kind("xen").guest_cpus(True, 1) == 1
+    assert (find_kind("kvm").guest_cpus(False, 2), find_kind("xen").guest_cpus(False, 2)) == (2, 1)
 
 
 @pytest.mark.parametrize(("words", "expected"), [([], None), (["--guest-cpus", "4"], 4)])
