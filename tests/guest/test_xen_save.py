@@ -95,8 +95,17 @@ class Flow:
 
         until(arrived, seconds * self.net.slow, f"{ENOUGH} more bytes of the transfer")
 
+    def go_on_by_a_lane(self, source, sink):
+        """The same, and that the stream path carries it."""
+        before = received_by_lanes(sink)
+        until(
+            lambda: received_by_lanes(sink) - before >= ENOUGH,
+            20 * self.net.slow,
+            f"a lane carries {ENOUGH} bytes of the transfer",
+        )
+
     def go_on_by_channel(self, source, sink):
-        """The same, and that the channel carries it."""
+        """The same, and that the channel carries it, as packets."""
         self.net.wait_state(source, sink, "up")
         before = self.net.channel_bytes(source, sink)
         until(
@@ -106,13 +115,28 @@ class Flow:
         )
 
 
+def received_by_lanes(guest):
+    """Bytes of connections that came to a guest by the stream path."""
+    return int(guest.run(["cat", "/sys/module/vmloop_tcp/parameters/rx_bytes"]).out)
+
+
 @contextmanager
-def flow(net, source, sink):
+def stream_path(*guests):
+    """Connections of these guests get lanes during the block, and go on by TCP after it."""
+    for guest in guests:
+        guest.run("modprobe vmloop_tcp")
+    yield
+    for guest in guests:
+        guest.run("rmmod vmloop_tcp", timeout=120)
+
+
+@contextmanager
+def flow(net, source, sink, begins=Flow.go_on_by_channel):
     """Every byte of it must have arrived at the end of the block."""
     with net.serving(sink, f"{HERE}/stream", "receive", PORT) as receiver:
         source.run(f"setsid -f {HERE}/stream send {sink.ip} {PORT} {RATE} >{HERE}/sent 2>&1 </dev/null")
         one = Flow(net, receiver)
-        one.go_on_by_channel(source, sink)
+        begins(one, source, sink)
         yield one
         source.run("pkill -TERM -x stream")
         result = receiver.wait(30 * net.slow)
@@ -195,6 +219,15 @@ def test_save_and_restore(net, host, g1, movable, alone):
         assert movable.domid != domid
         transfer.go_on_by_channel(movable, g1)
     assert held(movable)["quarantined"] == 0
+
+
+def test_a_lane_after_a_restore(net, host, g1, movable, alone):
+    """A connection that had a lane has one again, though its peer is another domain than the one that it began with."""
+    with stream_path(g1, movable), flow(net, movable, g1, Flow.go_on_by_a_lane) as transfer:
+        save(net, host, movable, movable.name, FILE)
+        wait_gone(net, g1, movable, alone)
+        wait_rise(net, movable, g1, restore(net, host))
+        transfer.go_on_by_a_lane(movable, g1)
 
 
 def test_restore_without_an_agent(net, host, g1, movable, alone):

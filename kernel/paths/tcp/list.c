@@ -136,20 +136,31 @@ static int fill_address(struct sk_buff *skb, int attribute,
 	return nla_put(skb, attribute, sizeof(*address), address);
 }
 
-static int fill_connection(struct sk_buff *skb, const struct stream *stream)
+/* Without a lane: whoever is there now, if anybody. */
+static bool peer_of(struct stream *stream, u64 *peer)
+{
+	if (!READ_ONCE(stream->held))
+		return stream_peer_of(stream->sk, peer);
+	*peer = READ_ONCE(stream->peer);
+	return true;
+}
+
+static int fill_connection(struct sk_buff *skb, struct stream *stream)
 {
 	const struct stream_tuple *tuple = &stream->tuple;
-	u64 inode = 0;
+	u64 peer, inode = 0;
+	bool named;
 
 	/* One that was closed has a socket of ours for a while. */
 	if (!READ_ONCE(stream->orphan))
 		inode = sock_i_ino(stream->sk);
+	/* Guests are named outside of containers. */
+	named = net_eq(sock_net(skb->sk), &init_net) && peer_of(stream, &peer);
 	if (fill_address(skb, STREAM_LOCAL, &tuple->local) ||
 	    nla_put_u16(skb, STREAM_LOCAL_PORT, ntohs(tuple->local_port)) ||
 	    fill_address(skb, STREAM_REMOTE, &tuple->remote) ||
 	    nla_put_u16(skb, STREAM_REMOTE_PORT, ntohs(tuple->remote_port)) ||
-	    (net_eq(sock_net(skb->sk), &init_net) &&
-	     nla_put_u64_64bit(skb, STREAM_PEER, stream->peer, PAD)) ||
+	    (named && nla_put_u64_64bit(skb, STREAM_PEER, peer, PAD)) ||
 	    nla_put_u64_64bit(skb, STREAM_INODE, inode, PAD) ||
 	    nla_put_u8(skb, STREAM_ACTIVE, stream->active))
 		return -EMSGSIZE;

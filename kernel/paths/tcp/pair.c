@@ -61,6 +61,18 @@
 #define RING_PART	4
 #define RING_LEAST	(64U << 10)
 
+/* Where the stack sends to now, held; NULL if it looks that up anew before it sends again. */
+static struct dst_entry *route_of(struct sock *sk)
+{
+	u32 cookie = 0;
+
+#if IS_ENABLED(CONFIG_IPV6)
+	if (sk->sk_family == AF_INET6)
+		cookie = inet6_sk(sk)->dst_cookie;
+#endif
+	return sk_dst_check(sk, cookie);
+}
+
 static bool peer_behind(const struct sock *sk, const struct dst_entry *dst,
 			u64 *peer)
 {
@@ -96,22 +108,27 @@ static bool peer_behind(const struct sock *sk, const struct dst_entry *dst,
 }
 
 /**
- * stream_peer_of() - the peer that a connection leads to
+ * stream_peer_of() - the peer that a connection leads to now
  * @sk: a socket that is connected
  * @peer: set to its identity
  *
+ * A peer that moves has another identity where it arrives (Xen's are domain ids), and what was
+ * its identity may be another guest's by then: each lane is for who is there at that moment.
+ *
  * Context: any but hard interrupt.
- * Return: false if it leads to none.
+ * Return: false if it leads to none, or that is not known before TCP sends again.
  */
-bool stream_peer_of(const struct sock *sk, u64 *peer)
+bool stream_peer_of(struct sock *sk, u64 *peer)
 {
-	const struct dst_entry *dst;
-	bool found;
+	struct dst_entry *dst = route_of(sk);
+	bool found = false;
 
-	rcu_read_lock();
-	dst = rcu_dereference(sk->sk_dst_cache);
-	found = dst && peer_behind(sk, dst, peer);
-	rcu_read_unlock();
+	if (dst) {
+		rcu_read_lock();
+		found = peer_behind(sk, dst, peer);
+		rcu_read_unlock();
+		dst_release(dst);
+	}
 	return found;
 }
 
@@ -222,20 +239,22 @@ void stream_for_nothing(struct stream *stream)
 	clear_bit(STREAM_WANTED, &stream->flags);
 }
 
-/* The policy had no lane for some stream since it was last looked at. */
-static bool denied;
+/* For want of a channel, or by the policy, some stream had no lane since it was last looked at. */
+static bool awaited;
 
 static void ask_anew(struct stream *stream)
 {
-	if (READ_ONCE(stream->why) == STREAM_WHY_POLICY)
-		WRITE_ONCE(stream->not_before, jiffies);
+	enum stream_why why = READ_ONCE(stream->why);
+
+	if (why == STREAM_WHY_CHANNEL || why == STREAM_WHY_POLICY)
+		WRITE_ONCE(stream->pause, 0);
 }
 
-/* Another policy may be in force: those that it had no lanes for need not wait longer. */
+/* The peer may have come back, or another policy be in force: nobody need wait longer. */
 static void directory_changed(void)
 {
-	if (READ_ONCE(denied)) {
-		WRITE_ONCE(denied, false);
+	if (READ_ONCE(awaited)) {
+		WRITE_ONCE(awaited, false);
 		stream_each(ask_anew);
 	}
 }
@@ -253,9 +272,8 @@ void stream_not_now(struct stream *stream, enum stream_why why)
 	bool passes = why == STREAM_WHY_ROOM || why == STREAM_WHY_BUSY;
 	unsigned int most = passes ? AGAIN_SOON_MAX : AGAIN_MAX;
 
-	if (why == STREAM_WHY_POLICY)
-		WRITE_ONCE(denied, true);
 	if (why == STREAM_WHY_CHANNEL || why == STREAM_WHY_POLICY) {
+		WRITE_ONCE(awaited, true);
 		make_pause(stream, WITHOUT_CHANNEL, WITHOUT_CHANNEL_MAX);
 	} else {
 		if (why == STREAM_WHY_YOUNG)
@@ -366,13 +384,17 @@ void stream_open_lane(struct stream *stream)
 {
 	struct opening opening = { .stream = stream };
 	enum stream_why why = may_not_leave(stream);
+	u64 peer;
 	int err;
 
+	if (why == STREAM_WHY_NONE && !stream_peer_of(stream->sk, &peer))
+		why = STREAM_WHY_CHANNEL;
 	if (why == STREAM_WHY_NONE) {
+		WRITE_ONCE(stream->peer, peer);
 		stream->nonce = get_random_u64();
-		err = vmloop_channel_do(stream->peer, open_in, &opening);
+		err = vmloop_channel_do(peer, open_in, &opening);
 		if (err == -ENOTCONN)
-			vmloop_channel_want(stream->peer);
+			vmloop_channel_want(peer);
 		else if (!err && IS_ERR(opening.lane))
 			err = PTR_ERR(opening.lane);
 		why = why_failed(err);
@@ -381,9 +403,14 @@ void stream_open_lane(struct stream *stream)
 		stream_not_now(stream, why);
 }
 
-/* The connection that a peer's lane is for, held; NULL if there is none. */
+/*
+ * The connection that a peer's lane is for, held; NULL if there is none, or it leads to somebody
+ * else now.
+ */
 static struct stream *stream_of(const struct vmloop_lane *lane, u64 *nonce)
 {
+	u64 peer, asks = vmloop_peer_id(lane->peer);
+	struct stream *stream;
 	struct stream_tuple tuple = {};
 	struct stream_say said;
 
@@ -395,7 +422,14 @@ static struct stream *stream_of(const struct vmloop_lane *lane, u64 *nonce)
 	tuple.local_first = le32_to_cpu(said.to_first);
 	tuple.remote_first = le32_to_cpu(said.from_first);
 	*nonce = le64_to_cpu(said.nonce);
-	return stream_find(&tuple, vmloop_peer_id(lane->peer));
+	stream = stream_find(&tuple);
+	if (stream && (!stream_peer_of(stream->sk, &peer) || peer != asks)) {
+		stream_put(stream);
+		return NULL;
+	}
+	if (stream)
+		WRITE_ONCE(stream->peer, peer);
+	return stream;
 }
 
 static u32 lane_wanted(struct vmloop_lane *lane, struct vmloop_lane_ask *ask)

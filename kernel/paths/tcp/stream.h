@@ -171,7 +171,7 @@ struct stream_spin {
  * @active: it is the end that connected, and so opens the lane
  * @flags: enum stream_flag, atomic
  * @tuple: the connection; final with STREAM_OURS
- * @peer: identity of the peer; final with STREAM_OURS
+ * @peer: identity that the peer had when the connection, or its last lane, began
  * @moved: bytes that went by TCP, either way, and what calls cost, since it was last asked
  *	about
  * @turned: how often it turned from sending to receiving or back, in the same time
@@ -448,7 +448,7 @@ void stream_put(struct stream *stream);
 struct stream *stream_make(struct sock *sk, unsigned int family, bool active);
 void stream_begin(struct stream *stream);
 void stream_end(struct stream *stream);
-struct stream *stream_find(const struct stream_tuple *tuple, u64 peer);
+struct stream *stream_find(const struct stream_tuple *tuple);
 struct stream *stream_at(unsigned int bucket, unsigned int index);
 void stream_each(void (*what)(struct stream *stream));
 bool stream_none(void);
@@ -487,7 +487,7 @@ int stream_make_anew(void);
 
 /* pair.c */
 extern const struct vmloop_path stream_path;
-bool stream_peer_of(const struct sock *sk, u64 *peer);
+bool stream_peer_of(struct sock *sk, u64 *peer);
 void stream_moved(struct stream *stream, int bytes, bool sent);
 void stream_open_lane(struct stream *stream);
 void stream_not_now(struct stream *stream, enum stream_why why);

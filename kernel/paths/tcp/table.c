@@ -156,18 +156,16 @@ void stream_end(struct stream *stream)
 /**
  * stream_find() - a connection to a peer
  * @tuple: the connection, as our end sees it
- * @peer: identity of the peer
  *
  * Return: the stream, held, or NULL.
  */
-struct stream *stream_find(const struct stream_tuple *tuple, u64 peer)
+struct stream *stream_find(const struct stream_tuple *tuple)
 {
 	struct stream *stream, *found = NULL;
 
 	spin_lock_bh(&table_lock);
 	hash_for_each_possible(tuples, stream, by_tuple, tuple_hash(tuple)) {
-		if (stream->peer == peer &&
-		    !memcmp(&stream->tuple, tuple, sizeof(*tuple)) &&
+		if (!memcmp(&stream->tuple, tuple, sizeof(*tuple)) &&
 		    kref_get_unless_zero(&stream->refs)) {
 			found = stream;
 			break;
