@@ -150,11 +150,11 @@ static int call_recvmsg(struct sock *sk, struct msghdr *msg, size_t size, int fl
 }
 
 #ifdef HAVE_SOCK_NO_SENDPAGE
-/* Before MSG_SPLICE_PAGES. A lane copies, and so does this. */
+/* Before MSG_SPLICE_PAGES. A lane copies; TCP takes the page. */
 static int call_sendpage(struct sock *sk, struct page *page, int offset, size_t size,
 			 int flags)
 {
-	struct msghdr msg = { .msg_flags = flags };
+	struct msghdr msg = { .msg_flags = flags | STREAM_IS_PAGE };
 	struct bio_vec part = {
 		.bv_page = page,
 		.bv_offset = offset,

@@ -282,6 +282,9 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 			ask = false;
 			if (done >= size || (flags & MSG_PEEK) || is_at_mark(sk))
 				break;
+			/* TCP alone knows whether it has more, and has none. */
+			if (done >= target && !READ_ONCE(stream->held))
+				break;
 			continue;
 		}
 		if (got == -ERESTART) {

@@ -16,6 +16,9 @@
 /* These go by TCP alone, and with them all that follows. */
 #define BY_TCP	(MSG_OOB | MSG_ZEROCOPY | MSG_FASTOPEN)
 
+/* In jiffies: when to try TCP again that has room, and no memory. */
+#define MEMORY_TIME	((long)HZ / 20)
+
 /* Show the peer what is in the ring. The caller has tx_ring. */
 static void show(struct vmloop_lane *lane)
 {
@@ -115,6 +118,28 @@ static int by_ring(struct stream *stream, struct msghdr *msg, size_t size, bool 
 	return done;
 }
 
+#ifdef HAVE_SOCK_NO_SENDPAGE
+/* TCP takes the page as it is. Later kernels say MSG_SPLICE_PAGES to sendmsg(). */
+static int send_page(struct stream *stream, struct msghdr *msg, size_t size)
+{
+	int flags = (msg->msg_flags & ~STREAM_IS_PAGE) | MSG_DONTWAIT | MSG_NOSIGNAL;
+	const struct bio_vec *part = msg->msg_iter.bvec;
+	int offset = part->bv_offset + msg->msg_iter.iov_offset;
+	int done;
+
+	done = stream_base[stream->family]->sendpage(stream->sk, part->bv_page,
+						     offset, size, flags);
+	if (done > 0)
+		iov_iter_advance(&msg->msg_iter, done);
+	return done;
+}
+#else
+static int send_page(struct stream *stream, struct msghdr *msg, size_t size)
+{
+	return -EOPNOTSUPP;	/* not reached: nothing says STREAM_IS_PAGE */
+}
+#endif
+
 static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size)
 {
 	unsigned int flags = msg->msg_flags;
@@ -124,10 +149,14 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size)
 		return -ERESTARTSYS;
 	if (READ_ONCE(stream->tx) == STREAM_TX_TCP) {
 		WRITE_ONCE(stream->more, flags & MSG_MORE);
-		msg->msg_flags |= MSG_DONTWAIT | MSG_NOSIGNAL;
-		msg->msg_flags &= ~STREAM_GOES_ON;
-		done = stream_base[stream->family]->sendmsg(stream->sk, msg, size);
-		msg->msg_flags = flags;
+		if (flags & STREAM_IS_PAGE) {
+			done = send_page(stream, msg, size);
+		} else {
+			msg->msg_flags |= MSG_DONTWAIT | MSG_NOSIGNAL;
+			done = stream_base[stream->family]->sendmsg(stream->sk,
+								    msg, size);
+			msg->msg_flags = flags;
+		}
 	}
 	mutex_unlock(&stream->tx_mutex);
 	if (done > 0)
@@ -161,6 +190,34 @@ static void wants_space(struct sock *sk)
 	if (sock)
 		set_bit(SOCK_NOSPACE, &sock->flags);
 	sk_set_bit(SOCKWQ_ASYNC_NOSPACE, sk);
+}
+
+/*
+ * TCP has no room, and will say when it has. If it has room and takes nothing, memory is short
+ * or the connection is not there yet. The caller has said that it wants space.
+ */
+static bool is_full(struct stream *stream)
+{
+	struct sock *sk = stream->sk;
+
+	/* Pairs with the one in tcp_check_space(), as tcp_poll()'s does. */
+	smp_mb();
+	return READ_ONCE(stream->tx) == STREAM_TX_TCP && !READ_ONCE(sk->sk_err) &&
+	       !(READ_ONCE(sk->sk_shutdown) & SEND_SHUTDOWN) &&
+	       !sk_stream_is_writeable(sk);
+}
+
+/* Sleep until there may be room. Returns what is left of the time. */
+static long wait_for_space(struct stream *stream, struct wait_queue_entry *wait, long left)
+{
+	long most = left;
+
+	wants_space(stream->sk);
+	/* Nobody tells of memory: TCP looks again after a while, too (sk_stream_wait_memory()). */
+	if (READ_ONCE(stream->tx) == STREAM_TX_TCP && !is_full(stream))
+		most = min(left, MEMORY_TIME);
+	left -= most;
+	return left + wait_woken(wait, TASK_INTERRUPTIBLE, most);
 }
 
 /**
@@ -221,7 +278,8 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 			}
 			wants_space(sk);
 			ask = true;
-			continue;
+			if (!is_full(stream))
+				continue;
 		}
 		if (!left)
 			break;
@@ -234,8 +292,7 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 				base->sendmsg(sk, msg, size - done);
 			break;
 		}
-		wants_space(sk);
-		left = wait_woken(&wait, TASK_INTERRUPTIBLE, left);
+		left = wait_for_space(stream, &wait, left);
 	}
 	if (waits)
 		remove_wait_queue(sk_sleep(sk), &wait);

@@ -40,13 +40,16 @@
 #define STREAM_IDLE_LOOKS	4
 
 /*
- * Of a call of sendmsg(): more of the same file follows at once. Kernels that have sendpage()
- * say so.
+ * Of a call of sendmsg(), where kernels have sendpage(): more of the same file follows at
+ * once, as they say; and it is a page that TCP may keep, for which we have a flag of theirs
+ * that means nothing here.
  */
 #ifdef MSG_SENDPAGE_NOTLAST
 #define STREAM_GOES_ON	MSG_SENDPAGE_NOTLAST
+#define STREAM_IS_PAGE	MSG_SENDPAGE_NOPOLICY
 #else
 #define STREAM_GOES_ON	0
+#define STREAM_IS_PAGE	0
 #endif
 
 /* Of the table of connections to peers. */
