@@ -88,7 +88,7 @@ static int give_back(struct stream *stream)
 
 /* Sending and receiving --------------------------------------------------- */
 
-static int call_sendmsg(struct sock *sk, struct msghdr *msg, size_t size)
+static int do_sendmsg(struct sock *sk, struct msghdr *msg, size_t size)
 {
 	int users = srcu_read_lock(&stream_users);
 	struct stream *stream = stream_get(sk);
@@ -112,6 +112,13 @@ static int call_sendmsg(struct sock *sk, struct msghdr *msg, size_t size)
 	}
 	srcu_read_unlock(&stream_users, users);
 	return done;
+}
+
+static int call_sendmsg(struct sock *sk, struct msghdr *msg, size_t size)
+{
+	/* Old kernels let programs set these: a page is only what call_sendpage() says is one. */
+	msg->msg_flags &= ~(STREAM_IS_PAGE | STREAM_GOES_ON);
+	return do_sendmsg(sk, msg, size);
 }
 
 static int do_recvmsg(struct sock *sk, struct msghdr *msg, size_t size, int flags)
@@ -164,7 +171,7 @@ static int call_sendpage(struct sock *sk, struct page *page, int offset, size_t 
 	if (flags & MSG_SENDPAGE_NOTLAST)
 		msg.msg_flags |= MSG_MORE;
 	iov_iter_bvec(&msg.msg_iter, ITER_SOURCE, &part, 1, size);
-	return call_sendmsg(sk, &msg, size);
+	return do_sendmsg(sk, &msg, size);
 }
 #endif
 

@@ -140,7 +140,7 @@ static int fill_address(struct sk_buff *skb, int attribute,
 static bool peer_of(struct stream *stream, u64 *peer)
 {
 	if (!READ_ONCE(stream->held))
-		return stream_peer_of(stream->sk, peer);
+		return stream_peer_now(stream->sk, peer);
 	*peer = READ_ONCE(stream->peer);
 	return true;
 }

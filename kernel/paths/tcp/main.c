@@ -117,6 +117,7 @@ static DECLARE_DELAYED_WORK(idle, look_idle);
 
 static void look_idle(struct work_struct *work)
 {
+	stream_heed_directory();
 	stream_each(stream_look_idle);
 	queue_delayed_work(stream_workqueue, &idle, STREAM_IDLE_LOOK);
 }

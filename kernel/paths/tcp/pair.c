@@ -44,10 +44,12 @@
 
 /*
  * In jiffies, so long from one try to the next, at first and at most: without a channel;
- * and where the peer has opened a lane by which nothing came.
+ * and where the peer has opened a lane by which nothing came. And so long at least from one
+ * look at a directory that has changed to the next.
  */
 #define WITHOUT_CHANNEL		((unsigned long)HZ)
 #define WITHOUT_CHANNEL_MAX	(64UL * HZ)
+#define HEED_TIME		(4UL * HZ)
 #define FOR_NOTHING		((unsigned long)HZ / 20)
 #define FOR_NOTHING_MAX		((unsigned long)HZ)
 
@@ -61,16 +63,16 @@
 #define RING_PART	4
 #define RING_LEAST	(64U << 10)
 
-/* Where the stack sends to now, held; NULL if it looks that up anew before it sends again. */
-static struct dst_entry *route_of(struct sock *sk)
+/* Whether TCP will look for another route before it sends again. Only TCP may let go of it. */
+static bool is_stale(const struct sock *sk, struct dst_entry *dst)
 {
 	u32 cookie = 0;
 
 #if IS_ENABLED(CONFIG_IPV6)
 	if (sk->sk_family == AF_INET6)
-		cookie = inet6_sk(sk)->dst_cookie;
+		cookie = READ_ONCE(inet6_sk(sk)->dst_cookie);
 #endif
-	return sk_dst_check(sk, cookie);
+	return dst->obsolete && !dst->ops->check(dst, cookie);
 }
 
 static bool peer_behind(const struct sock *sk, const struct dst_entry *dst,
@@ -80,6 +82,7 @@ static bool peer_behind(const struct sock *sk, const struct dst_entry *dst,
 	u8 mac[MAX_ADDR_LEN] __aligned(2);
 	struct neighbour *neighbour;
 	const void *address;
+	bool valid;
 
 	/* What policy encrypts is not to go in the clear. */
 	if (compat_dst_is_encrypted(dst))
@@ -87,6 +90,9 @@ static bool peer_behind(const struct sock *sk, const struct dst_entry *dst,
 	/* What any user can make says nothing of whose address that is. */
 	if (dst->dev->addr_len != ETH_ALEN || (dst->dev->flags & IFF_LOOPBACK) ||
 	    dev_net(dst->dev)->user_ns != &init_user_ns)
+		return false;
+	/* On top of another one (VLAN, bond), whose address it may have. */
+	if (!list_empty(&dst->dev->adj_list.lower))
 		return false;
 	address = &sk->sk_daddr;
 #if IS_ENABLED(CONFIG_IPV6)
@@ -96,8 +102,11 @@ static bool peer_behind(const struct sock *sk, const struct dst_entry *dst,
 	neighbour = dst_neigh_lookup(dst, address);
 	if (!neighbour)
 		return false;
+	valid = READ_ONCE(neighbour->nud_state) & NUD_VALID;
 	neigh_ha_snapshot(mac, neighbour, dst->dev);
 	neigh_release(neighbour);
+	if (!valid)
+		return false;
 
 	interface = vmloop_interface_find(dst->dev->dev_addr, mac);
 	/* Behind the host's routing nobody is a neighbour. */
@@ -108,28 +117,87 @@ static bool peer_behind(const struct sock *sk, const struct dst_entry *dst,
 }
 
 /**
- * stream_peer_of() - the peer that a connection leads to now
+ * stream_peer_of() - the peer that a new connection leads to
  * @sk: a socket that is connected
  * @peer: set to its identity
  *
+ * Context: any but hard interrupt.
+ * Return: false if it leads to none.
+ */
+bool stream_peer_of(const struct sock *sk, u64 *peer)
+{
+	const struct dst_entry *dst;
+	bool found;
+
+	rcu_read_lock();
+	dst = rcu_dereference(sk->sk_dst_cache);
+	found = dst && peer_behind(sk, dst, peer);
+	rcu_read_unlock();
+	return found;
+}
+
+/**
+ * stream_peer_now() - the peer that a connection leads to by now
+ * @sk: its socket
+ * @peer: set to its identity
+ *
  * A peer that moves has another identity where it arrives (Xen's are domain ids), and what was
- * its identity may be another guest's by then: each lane is for who is there at that moment.
+ * its identity may be another guest's by then: each lane is for the guest that is there.
  *
  * Context: any but hard interrupt.
  * Return: false if it leads to none, or that is not known before TCP sends again.
  */
-bool stream_peer_of(struct sock *sk, u64 *peer)
+bool stream_peer_now(const struct sock *sk, u64 *peer)
 {
-	struct dst_entry *dst = route_of(sk);
-	bool found = false;
+	struct dst_entry *dst;
+	bool found;
 
-	if (dst) {
-		rcu_read_lock();
-		found = peer_behind(sk, dst, peer);
-		rcu_read_unlock();
-		dst_release(dst);
-	}
+	rcu_read_lock();
+	dst = rcu_dereference(sk->sk_dst_cache);
+	found = dst && !is_stale(sk, dst) && peer_behind(sk, dst, peer);
+	rcu_read_unlock();
 	return found;
+}
+
+/**
+ * stream_leads_to() - whether a connection is one of that peer's
+ * @stream: the stream
+ * @peer: whom its next hop leads to now
+ *
+ * Who answers for an address for a moment must not have the connection: of another peer than
+ * the one before, TCP shows that it has our packets, by an acknowledgment of what was sent after
+ * it was first seen there, or by more bytes than it could send without one of ours.
+ *
+ * Context: any.
+ */
+bool stream_leads_to(struct stream *stream, u64 peer)
+{
+	const struct tcp_sock *tp = tcp_sk(stream->sk);
+	bool known;
+
+	spin_lock_bh(&stream->lane_lock);
+	known = stream->peer == peer;
+	if (!known && stream->maybe == peer)
+		known = after(READ_ONCE(tp->snd_una), stream->maybe_sent) ||
+			after(READ_ONCE(tp->rcv_nxt), stream->maybe_room);
+	if (known) {
+		WRITE_ONCE(stream->peer, peer);
+		stream->maybe = 0;
+	} else if (stream->maybe != peer) {
+		stream->maybe = peer;
+		stream->maybe_sent = READ_ONCE(tp->write_seq);
+		stream->maybe_room = READ_ONCE(tp->rcv_wup) + READ_ONCE(tp->rcv_wnd);
+	}
+	spin_unlock_bh(&stream->lane_lock);
+	return known;
+}
+
+/** stream_is_elsewhere() - whether a connection leads to another guest than its lane does */
+bool stream_is_elsewhere(const struct stream *stream)
+{
+	u64 peer;
+
+	return stream_peer_now(stream->sk, &peer) && peer != READ_ONCE(stream->peer);
 }
 
 /* Whether no lane is to be had, whatever has gone by TCP meanwhile. */
@@ -239,24 +307,45 @@ void stream_for_nothing(struct stream *stream)
 	clear_bit(STREAM_WANTED, &stream->flags);
 }
 
-/* For want of a channel, or by the policy, some stream had no lane since it was last looked at. */
-static bool awaited;
-
-static void ask_anew(struct stream *stream)
+/* What a stream waits for may be there: it need not wait longer. */
+static void stream_ask_anew(struct stream *stream, enum stream_why why)
 {
-	enum stream_why why = READ_ONCE(stream->why);
-
-	if (why == STREAM_WHY_CHANNEL || why == STREAM_WHY_POLICY)
+	if (READ_ONCE(stream->why) == why)
 		WRITE_ONCE(stream->pause, 0);
 }
 
-/* The peer may have come back, or another policy be in force: nobody need wait longer. */
+/* The directory says something new; looked at once a while, since it may change often. */
+static bool news;
+static unsigned long heeded;
+
 static void directory_changed(void)
 {
-	if (READ_ONCE(awaited)) {
-		WRITE_ONCE(awaited, false);
-		stream_each(ask_anew);
-	}
+	WRITE_ONCE(news, true);
+}
+
+/* The peer may have come back, under another identity, or another policy be in force. */
+static void heed_directory(struct stream *stream)
+{
+	u64 peer;
+
+	stream_ask_anew(stream, STREAM_WHY_CHANNEL);
+	stream_ask_anew(stream, STREAM_WHY_POLICY);
+	if (!READ_ONCE(stream->held) && stream_peer_now(stream->sk, &peer))
+		stream_leads_to(stream, peer);
+}
+
+/**
+ * stream_heed_directory() - streams that have no lane have another look at who is there
+ *
+ * Context: the look at idle streams, each STREAM_IDLE_LOOK.
+ */
+void stream_heed_directory(void)
+{
+	if (!READ_ONCE(news) || time_before(jiffies, heeded + HEED_TIME))
+		return;
+	heeded = jiffies;
+	WRITE_ONCE(news, false);
+	stream_each(heed_directory);
 }
 
 /**
@@ -273,7 +362,6 @@ void stream_not_now(struct stream *stream, enum stream_why why)
 	unsigned int most = passes ? AGAIN_SOON_MAX : AGAIN_MAX;
 
 	if (why == STREAM_WHY_CHANNEL || why == STREAM_WHY_POLICY) {
-		WRITE_ONCE(awaited, true);
 		make_pause(stream, WITHOUT_CHANNEL, WITHOUT_CHANNEL_MAX);
 	} else {
 		if (why == STREAM_WHY_YOUNG)
@@ -387,10 +475,11 @@ void stream_open_lane(struct stream *stream)
 	u64 peer;
 	int err;
 
-	if (why == STREAM_WHY_NONE && !stream_peer_of(stream->sk, &peer))
+	if (why == STREAM_WHY_NONE && !stream_peer_now(stream->sk, &peer))
 		why = STREAM_WHY_CHANNEL;
+	else if (why == STREAM_WHY_NONE && !stream_leads_to(stream, peer))
+		why = STREAM_WHY_BUSY;
 	if (why == STREAM_WHY_NONE) {
-		WRITE_ONCE(stream->peer, peer);
 		stream->nonce = get_random_u64();
 		err = vmloop_channel_do(peer, open_in, &opening);
 		if (err == -ENOTCONN)
@@ -404,15 +493,15 @@ void stream_open_lane(struct stream *stream)
 }
 
 /*
- * The connection that a peer's lane is for, held; NULL if there is none, or it leads to somebody
- * else now.
+ * The connection that a peer's lane is for, held. Else NULL, and @why is a reason: there is none,
+ * or it leads to somebody else; or whom it leads to is still to be seen.
  */
-static struct stream *stream_of(const struct vmloop_lane *lane, u64 *nonce)
+static struct stream *stream_of(const struct vmloop_lane *lane, u64 *nonce, u32 *why)
 {
-	u64 peer, asks = vmloop_peer_id(lane->peer);
-	struct stream *stream;
 	struct stream_tuple tuple = {};
 	struct stream_say said;
+	struct stream *stream;
+	u64 peer;
 
 	memcpy(&said, lane->said, sizeof(said));
 	tuple.local = said.to;
@@ -422,25 +511,32 @@ static struct stream *stream_of(const struct vmloop_lane *lane, u64 *nonce)
 	tuple.local_first = le32_to_cpu(said.to_first);
 	tuple.remote_first = le32_to_cpu(said.from_first);
 	*nonce = le64_to_cpu(said.nonce);
+	*why = REASON_UNKNOWN;
 	stream = stream_find(&tuple);
-	if (stream && (!stream_peer_of(stream->sk, &peer) || peer != asks)) {
-		stream_put(stream);
+	if (!stream)
 		return NULL;
-	}
-	if (stream)
-		WRITE_ONCE(stream->peer, peer);
-	return stream;
+	if (!stream_peer_now(stream->sk, &peer))
+		*why = REASON_BUSY;
+	else if (peer != vmloop_peer_id(lane->peer))
+		*why = REASON_UNKNOWN;
+	else if (!stream_leads_to(stream, peer))
+		*why = REASON_BUSY;
+	else
+		return stream;
+	stream_put(stream);
+	return NULL;
 }
 
 static u32 lane_wanted(struct vmloop_lane *lane, struct vmloop_lane_ask *ask)
 {
 	enum stream_why why = STREAM_WHY_PEER;	/* not as of a connection's lane */
 	struct stream *stream;
+	u32 refused;
 	u64 nonce;
 
-	stream = stream_of(lane, &nonce);
+	stream = stream_of(lane, &nonce, &refused);
 	if (!stream)
-		return REASON_UNKNOWN;
+		return refused;
 	if (!stream->active && lane->rx.size <= RING_MOST) {
 		why = may_not_leave(stream);
 		if (why != STREAM_WHY_NONE)
@@ -456,12 +552,13 @@ static u32 lane_wanted(struct vmloop_lane *lane, struct vmloop_lane_ask *ask)
 static int lane_open(struct vmloop_lane *lane)
 {
 	struct stream *stream = lane->priv;
+	u32 refused;
 	u64 nonce;
 	int err;
 
 	if (lane->opened)
 		return stream_lane_open(lane);
-	stream = stream_of(lane, &nonce);
+	stream = stream_of(lane, &nonce, &refused);
 	if (!stream)
 		return -ENOENT;
 	lane->priv = stream;

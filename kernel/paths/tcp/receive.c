@@ -316,6 +316,8 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 			break;
 		}
 		if (!stream_is_ours(sk)) {
+			if (done)
+				break;
 			got = stream_may_make_anew() ? stream_make_anew() :
 				compat_recvmsg(base, sk, msg, size - done, flags);
 			break;

@@ -210,14 +210,19 @@ static bool is_full(struct stream *stream)
 /* Sleep until there may be room. Returns what is left of the time. */
 static long wait_for_space(struct stream *stream, struct wait_queue_entry *wait, long left)
 {
-	long most = left;
+	long most = left, rest;
 
 	wants_space(stream->sk);
-	/* Nobody tells of memory: TCP looks again after a while, too (sk_stream_wait_memory()). */
-	if (READ_ONCE(stream->tx) == STREAM_TX_TCP && !is_full(stream))
+	/*
+	 * Nobody tells of memory: TCP looks again after a while, too (sk_stream_wait_memory()).
+	 * It tells of room at once, which there is.
+	 */
+	if (READ_ONCE(stream->tx) == STREAM_TX_TCP && !is_full(stream)) {
 		most = min(left, MEMORY_TIME);
-	left -= most;
-	return left + wait_woken(wait, TASK_INTERRUPTIBLE, most);
+		wait->flags &= ~WQ_FLAG_WOKEN;
+	}
+	rest = wait_woken(wait, TASK_INTERRUPTIBLE, most);
+	return left == MAX_SCHEDULE_TIMEOUT ? left : left - most + rest;
 }
 
 /**
@@ -288,6 +293,8 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 			break;
 		}
 		if (!stream_is_ours(sk)) {
+			if (done)
+				break;
 			err = stream_may_make_anew() ? stream_make_anew() :
 				base->sendmsg(sk, msg, size - done);
 			break;

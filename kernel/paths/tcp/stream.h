@@ -174,7 +174,10 @@ struct stream_spin {
  * @active: it is the end that connected, and so opens the lane
  * @flags: enum stream_flag, atomic
  * @tuple: the connection; final with STREAM_OURS
- * @peer: identity that the peer had when the connection, or its last lane, began
+ * @peer: identity that the peer had when it was last known; under @lane_lock, as the next three
+ * @maybe: another one to which the connection leads now: stream_leads_to(); 0: none
+ * @maybe_sent: where we had sent to when that was first seen
+ * @maybe_room: how far the peer could send then without an acknowledgment
  * @moved: bytes that went by TCP, either way, and what calls cost, since it was last asked
  *	about
  * @turned: how often it turned from sending to receiving or back, in the same time
@@ -265,6 +268,9 @@ struct stream {
 	unsigned long flags;
 	struct stream_tuple tuple;
 	u64 peer;
+	u64 maybe;
+	u32 maybe_sent;
+	u32 maybe_room;
 	atomic64_t moved;
 	atomic64_t turned;
 	bool was_sent;
@@ -490,7 +496,11 @@ int stream_make_anew(void);
 
 /* pair.c */
 extern const struct vmloop_path stream_path;
-bool stream_peer_of(struct sock *sk, u64 *peer);
+bool stream_peer_of(const struct sock *sk, u64 *peer);
+bool stream_peer_now(const struct sock *sk, u64 *peer);
+bool stream_leads_to(struct stream *stream, u64 peer);
+bool stream_is_elsewhere(const struct stream *stream);
+void stream_heed_directory(void);
 void stream_moved(struct stream *stream, int bytes, bool sent);
 void stream_open_lane(struct stream *stream);
 void stream_not_now(struct stream *stream, enum stream_why why);

@@ -384,7 +384,7 @@ static void go_over(struct stream *stream)
 	int err = 0;
 
 	if (stream->tx == STREAM_TX_TCP && !READ_ONCE(stream->down) &&
-	    !say_hello(stream)) {
+	    (stream_is_elsewhere(stream) || !say_hello(stream))) {
 		vmloop_lane_shut(lane, VMLOOP_REASON_NONE);
 		return;
 	}
@@ -887,6 +887,11 @@ void stream_look_idle(struct stream *stream)
 		set_bit(STREAM_SPEAK, &stream->flags);
 		stream_queue(stream, 0);
 	}
+
+	/* A guest that answered for the peer's address for a while has no lane for longer. */
+	if (READ_ONCE(stream->held) && stream_is_up(stream) &&
+	    stream_is_elsewhere(stream))
+		stream_go_back(stream);
 
 	/* A connection that has ended needs no lane; a peer's last word has its time. */
 	if (READ_ONCE(stream->held) && !READ_ONCE(stream->ended) &&
