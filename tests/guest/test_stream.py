@@ -474,7 +474,7 @@ def test_calls(stage: str, streams: Streams, there: str, listens: int) -> None:
         streams.leave_after(1 if way == "lane" else NEVER)
         port = PORT + 2 + len(seen)
         if way == "kernel":
-            host.run(f"echo 22,{port} >{PARAMETERS}/left_out")
+            host.run([str(BIN / "vmloop"), "stream", "add", "tcp", "--port", str(port)])
         with host.popen(inside("b", "python3", SOCKETS, "serve", port, listens)) as server:
             server.wait_for("ready", 60)
             client = host.run(inside("a", "python3", SOCKETS, "run", there, port), check=False, timeout=240)

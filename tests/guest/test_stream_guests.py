@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from vmlab import CommandFailed
 from vmlab.process import Process
 
 from tests.guest.net import HERE, POLICY, TOOLS, Net, at_once, until
@@ -36,12 +37,15 @@ class Streams:
         return int(self.g1.run(f"cat {PARAMETERS}/{name}").out)
 
     @contextmanager
-    def duplex(self, connections: int, seconds: int) -> Iterator[Process]:
-        """Connections that carry known bytes both ways; some have gone by lanes when the block begins."""
+    def duplex(self, connections: int, seconds: int, by: tuple[str, ...] = ()) -> Iterator[Process]:
+        """Connections that carry known bytes both ways; some have gone by lanes when the block begins.
+
+        ``by`` is a command that runs the one that connects.
+        """
         before = self.counter("rx_bytes")
         with (
             self.net.serving(self.g2, DUPLEX, "serve", str(PORT)),
-            self.g1.popen([DUPLEX, "run", self.g2.ip, str(PORT), str(connections), str(seconds)]) as client,
+            self.g1.popen([*by, DUPLEX, "run", self.g2.ip, str(PORT), str(connections), str(seconds)]) as client,
         ):
             until(
                 lambda: self.counter("rx_bytes") - before > 1 << 20 or client.poll() is not None,
@@ -58,6 +62,34 @@ class Streams:
     def lanes(self, guest) -> list[dict]:
         """A guest's connections that have a lane."""
         return [one for one in self.listed(guest) if one["lane"] is not None]
+
+    def go_on_by_lanes(self, client: Process) -> None:
+        """Bytes go, and by lanes."""
+        before = self.counter("tx_bytes")
+        until(
+            lambda: self.counter("tx_bytes") > before + (1 << 20) or client.poll() is not None,
+            60 * self.net.slow,
+            "bytes go by lanes",
+        )
+        assert client.poll() is None, f"the connections have ended: {client.err}"
+
+    def rule(self, *words: str) -> str:
+        """`vmloop stream` in g1; returns what it says."""
+        return str(self.g1.run([f"{HERE}/vmloop", "stream", *words]).out.strip())
+
+    def rules(self) -> list[dict]:
+        """Those of g1, in their order."""
+        return list(json.loads(self.g1.run([f"{HERE}/vmloop", "stream", "rules", "--json"]).out))
+
+    def wait_denied(self) -> None:
+        """A rule has all of g1's connections stay on TCP, which g2 heeds."""
+        denied = {("tcp", "rule")}
+        until(
+            lambda: {(one["state"], one["why"]) for one in self.listed(self.g1)} == denied,
+            30 * self.net.slow,
+            "a rule has the connections stay on TCP",
+        )
+        until(lambda: not self.lanes(self.g2), 10 * self.net.slow, "the other end has no lanes either")
 
     def check(self, client: Process) -> None:
         """All that was sent has come, and the connections were not reset. Ends what still runs."""
@@ -136,6 +168,72 @@ def test_policy(net: Net, streams: Streams) -> None:
             net.set_policy(POLICY)
         until(lambda: streams.counter("tx_bytes") > by_lanes + (1 << 20), 60 * net.slow, "bytes go by lanes again")
         streams.check(client)
+    assert streams.counter("reset") == 0
+
+
+@pytest.mark.main("a rule of the guest's administrator did not hold")
+def test_rules(net: Net, streams: Streams) -> None:
+    """A rule holds at once: connections go back to TCP. Without it they get lanes again. The first rule decides."""
+    assert [(one["lanes"], one["ports"]) for one in streams.rules()] == [(False, [22, 22])]
+    with streams.duplex(4, 300) as client:
+        against = streams.rule("add", "tcp", "--port", f"{PORT - 1}-{PORT + 1}")
+        assert [one["id"] for one in streams.rules()][1:] == [int(against)]
+        streams.wait_denied()
+        by_packets = net.channel_bytes(streams.g1, streams.g2)
+        until(
+            lambda: net.channel_bytes(streams.g1, streams.g2) > by_packets + (1 << 20),
+            60 * net.slow,
+            "bytes go as packets",
+        )
+        before = streams.rule("add", "lanes", "--address", f"{streams.g2.ip}/28", "--before", against)
+        streams.go_on_by_lanes(client)
+        streams.rule("remove", before)
+        streams.wait_denied()
+        streams.rule("remove", against)
+        streams.go_on_by_lanes(client)
+        streams.check(client)
+    assert streams.counter("reset") == 0
+    with pytest.raises(CommandFailed, match="no rule of that number"):
+        streams.rule("remove", against)
+
+
+CGROUP = "/sys/fs/cgroup/apart"
+NAMESPACE = "apart"
+
+
+def test_what_rules_match(net: Net, streams: Streams) -> None:
+    """By port, address, cgroup and network namespace; and what does not match does nothing."""
+    g1, g2 = streams.g1, streams.g2
+    g1.run(f"mkdir -p {CGROUP}/below {CGROUP}2 && ip netns add {NAMESPACE}")
+    inside = ("sh", "-c", f'echo 0 >{CGROUP}/below/cgroup.procs && exec "$@"', "sh")
+    others = [
+        ("--port", str(PORT + 1)),
+        ("--address", g1.ip),
+        ("--cgroup", f"{CGROUP}2"),
+        ("--netns", NAMESPACE),
+        ("--port", str(PORT), "--netns", NAMESPACE),
+    ]
+    ours = [("--port", str(PORT)), ("--address", f"{g2.ip}/32"), ("--cgroup", "/apart"), ("--netns", "1"), ()]
+    try:
+        with streams.duplex(2, 600, by=inside) as client:
+            back = streams.counter("back")
+            for words in others:
+                streams.rule("add", "tcp", *words)
+            streams.go_on_by_lanes(client)
+            assert streams.counter("back") == back, "a rule that does not match had connections go back"
+            listed = streams.rules()
+            assert [one["cgroup_path"] for one in listed if one["cgroup"]] == ["/apart2"]
+            assert [one["netns_name"] for one in listed if one["netns"]] == [NAMESPACE] * 2
+            for words in ours:
+                streams.rule("add", "tcp", *words)
+                streams.wait_denied()
+                streams.rule("remove", str(streams.rules()[-1]["id"]))
+                streams.go_on_by_lanes(client)
+            with pytest.raises(CommandFailed, match="first network namespace"):
+                g1.run(["ip", "netns", "exec", NAMESPACE, f"{HERE}/vmloop", "stream", "add", "tcp"])
+            streams.check(client)
+    finally:
+        g1.run(f"ip netns del {NAMESPACE}; rmdir {CGROUP}/below {CGROUP} {CGROUP}2", check=False)
     assert streams.counter("reset") == 0
 
 

@@ -36,6 +36,11 @@ impl FromStr for Prefix {
 }
 
 impl Prefix {
+    /// An address in the range, and how many of its bits count.
+    pub fn parts(&self) -> (IpAddr, u8) {
+        (self.ip, self.bits)
+    }
+
     /// Whether an address is in the range.
     pub fn contains(&self, ip: IpAddr) -> bool {
         fn same<const N: usize>(a: [u8; N], b: [u8; N], bits: u8) -> bool {

@@ -4,6 +4,7 @@
 mod explain;
 mod genl;
 mod netlink;
+pub mod rules;
 mod streams;
 
 use std::io::{self, Write};
@@ -94,6 +95,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             anyhow::bail!("this is for hosts, and this is a guest\n  if it is a host too: --host")
         }
         Command::Streams { json } => streams(*json),
+        Command::Stream { command } => rules::run(command),
         Command::Gen { directory } => crate::generate::run(directory),
     }
 }

@@ -173,7 +173,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             show_explained(out, &explained)?;
             Ok(())
         }
-        Command::Streams { .. } => {
+        Command::Streams { .. } | Command::Stream { .. } => {
             anyhow::bail!("this is for guests: the agent does not see which connections have lanes")
         }
         Command::Off | Command::On => {

@@ -68,6 +68,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
     match &options.command {
         Command::Gen { directory } => return generate::run(directory),
         Command::Streams { json } if !options.host => return guest::streams(*json),
+        Command::Stream { command } if !options.host => return guest::rules::run(command),
         Command::Policy { command: options::Policy::Check { file } } => {
             return host::check_policy(file);
         }

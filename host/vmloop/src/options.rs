@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use vmloop_policy::Prefix;
 
 /// Shows and steers vmloop: shared-memory networking between the machines of one host.
 #[derive(Clone, Debug, Parser)]
@@ -107,6 +108,12 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show, add and remove the rules that say which connections may have lanes (guest)
+    Stream {
+        /// What to do
+        #[command(subcommand)]
+        command: Stream,
+    },
     /// Say how the channel to a peer stands, why frames for it take the standard
     /// network, and what to do about it (guest); say why two guests have a channel or
     /// have none: policy, network, a filter of the host's, bounds (host)
@@ -158,6 +165,80 @@ pub enum Command {
         /// Directory that gets man/ and completion/
         directory: PathBuf,
     },
+}
+
+/// What to do with the rules of the stream path.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Stream {
+    /// List the rules: the first that matches a connection decides, and where none does, it
+    /// may have a lane
+    Rules {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Add a rule, which holds at once, and print its number; it matches where all that is
+    /// given does
+    Add(Rule),
+    /// Remove a rule
+    Remove {
+        /// Its number
+        id: u32,
+    },
+}
+
+/// A rule that is to be.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Rule {
+    /// What is to carry the connections
+    pub by: Carrier,
+    /// A port, or FIRST-LAST, of either end
+    #[arg(long, value_name = "PORT", value_parser = ports)]
+    pub port: Option<Ports>,
+    /// Address of the other end, or a network: ADDRESS/BITS
+    #[arg(long, value_name = "NETWORK")]
+    pub address: Option<Prefix>,
+    /// The socket was made in this cgroup, or below it, such as /system.slice/nginx.service
+    #[arg(long, value_name = "PATH")]
+    pub cgroup: Option<PathBuf>,
+    /// Network namespace: a name of `ip netns`, or the number of a process in it where no
+    /// name is such
+    #[arg(long, value_name = "NAME")]
+    pub netns: Option<String>,
+    /// Put it before the rule with this number [default: behind all others]
+    #[arg(long, value_name = "RULE", value_parser = clap::value_parser!(u32).range(1..))]
+    pub before: Option<u32>,
+}
+
+/// What carries a connection's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Carrier {
+    /// Lanes, when they are worth it
+    Lanes,
+    /// TCP alone
+    Tcp,
+}
+
+/// Ports, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ports {
+    /// the first
+    pub first: u16,
+    /// the last
+    pub last: u16,
+}
+
+fn ports(text: &str) -> Result<Ports, String> {
+    let port = |text: &str| match text.parse() {
+        Ok(port) if port > 0 => Ok(port),
+        _ => Err(format!("{text:?} is no port: they go from 1 to 65535")),
+    };
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let ports = Ports { first: port(first)?, last: port(last)? };
+    if ports.first > ports.last {
+        return Err("the first port is behind the last".into());
+    }
+    Ok(ports)
 }
 
 /// What to do with the policy.
@@ -212,6 +293,15 @@ fn interval(text: &str) -> Result<f64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rules() {
+        assert_eq!(ports("22"), Ok(Ports { first: 22, last: 22 }));
+        assert_eq!(ports("1-65535"), Ok(Ports { first: 1, last: 65535 }));
+        for text in ["", "0", "65536", "2-1", "1-", "-1", "ssh"] {
+            assert!(ports(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn destinations() {

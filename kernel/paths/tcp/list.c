@@ -17,11 +17,6 @@
 #include "stream.h"
 
 enum {
-	CMD_UNSPEC,
-	CMD_STREAM_GET,
-};
-
-enum {
 	STREAM_UNSPEC,
 	STREAM_LOCAL,
 	STREAM_LOCAL_PORT,
@@ -52,8 +47,6 @@ enum {
 
 /* Padding of 64-bit attributes: no attribute, as the kernel aligns on x86. */
 #define PAD	0
-
-static struct genl_family family;
 
 /**
  * struct snapshot - what is said of a stream
@@ -197,7 +190,7 @@ static bool say(struct sk_buff *skb, struct netlink_callback *cb,
 	if (!net_eq(sock_net(stream->sk), sock_net(skb->sk)))
 		return true;
 	head = genlmsg_put(skb, NETLINK_CB(cb->skb).portid, cb->nlh->nlmsg_seq,
-			   &family, NLM_F_MULTI, CMD_STREAM_GET);
+			   &stream_family, NLM_F_MULTI, STREAM_CMD_GET);
 	if (!head)
 		return false;
 	if (fill(skb, stream)) {
@@ -236,12 +229,30 @@ static int list_more(struct sk_buff *skb, struct netlink_callback *cb)
 
 static const struct genl_ops ops[] = {
 	{
-		.cmd = CMD_STREAM_GET,
+		.cmd = STREAM_CMD_GET,
 		.dumpit = list_more,
+	},
+	{
+		.cmd = STREAM_CMD_RULE_GET,
+		.dumpit = stream_rule_list,
+	},
+	{
+		.cmd = STREAM_CMD_RULE_ADD,
+		.flags = GENL_ADMIN_PERM,
+		.doit = stream_rule_add,
+		.policy = stream_rule_policy,
+		.maxattr = STREAM_RULE_ATTRIBUTES,
+	},
+	{
+		.cmd = STREAM_CMD_RULE_REMOVE,
+		.flags = GENL_ADMIN_PERM,
+		.doit = stream_rule_remove,
+		.policy = stream_rule_policy,
+		.maxattr = STREAM_RULE_ATTRIBUTES,
 	},
 };
 
-static struct genl_family family __ro_after_init = {
+struct genl_family stream_family __ro_after_init = {
 	.name = "vmloop_tcp",
 	.version = 1,
 	.module = THIS_MODULE,
@@ -253,11 +264,11 @@ static struct genl_family family __ro_after_init = {
 
 int stream_list_init(void)
 {
-	return genl_register_family(&family);
+	return genl_register_family(&stream_family);
 }
 
 /* Nobody is being told, or will be, when this returns. */
 void stream_list_exit(void)
 {
-	genl_unregister_family(&family);
+	genl_unregister_family(&stream_family);
 }

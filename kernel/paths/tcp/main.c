@@ -54,8 +54,8 @@ MODULE_PARM_DESC(unsent_max, "bytes that all connections together keep of what t
 unsigned int stream_left_out[STREAM_LEFT_OUT_MAX] = { 22 };
 unsigned int stream_left_out_count = 1;
 module_param_array_named(left_out, stream_left_out, uint, &stream_left_out_count,
-			 0644);
-MODULE_PARM_DESC(left_out, "ports, of either end, whose connections stay on TCP");
+			 0444);
+MODULE_PARM_DESC(left_out, "ports, of either end, whose connections stay on TCP: the rules to begin with (0: none)");
 
 atomic64_t stream_counters[STREAM_COUNTERS];
 
@@ -136,6 +136,9 @@ static int __init stream_init(void)
 	stream_workqueue = alloc_workqueue("vmloop_tcp", WQ_UNBOUND, 0);
 	if (!stream_workqueue)
 		return -ENOMEM;
+	err = stream_rules_init();
+	if (err)
+		goto err_rules;
 	err = stream_table_init();
 	if (err)
 		goto err_table;
@@ -161,6 +164,8 @@ err_take:
 err_path:
 	stream_table_exit();
 err_table:
+	stream_rules_exit();
+err_rules:
 	destroy_workqueue(stream_workqueue);
 	return err;
 }
@@ -172,6 +177,7 @@ static void __exit stream_exit(void)
 	cancel_delayed_work_sync(&idle);
 	stream_take_exit();
 	stream_table_exit();
+	stream_rules_exit();
 	destroy_workqueue(stream_workqueue);
 }
 

@@ -307,8 +307,12 @@ void stream_for_nothing(struct stream *stream)
 	clear_bit(STREAM_WANTED, &stream->flags);
 }
 
-/* What a stream waits for may be there: it need not wait longer. */
-static void stream_ask_anew(struct stream *stream, enum stream_why why)
+/**
+ * stream_ask_anew() - what a stream waits for may be there: it need not wait longer
+ * @stream: the stream
+ * @why: what it waits for
+ */
+void stream_ask_anew(struct stream *stream, enum stream_why why)
 {
 	if (READ_ONCE(stream->why) == why)
 		WRITE_ONCE(stream->pause, 0);
@@ -352,16 +356,17 @@ void stream_heed_directory(void)
  * stream_not_now() - a lane is not to be had: asked for again later
  * @stream: the stream
  * @why: why not. STREAM_WHY_YOUNG: it has had one, and is worth the next as the first.
- *	STREAM_WHY_CHANNEL, STREAM_WHY_POLICY: time decides, 1 s at first and 64 s at last,
- *	since a channel may come, and another policy, which is noticed. Others: when more
- *	has gone by TCP than the last time.
+ *	STREAM_WHY_CHANNEL, STREAM_WHY_POLICY, STREAM_WHY_RULE: time decides, 1 s at first
+ *	and 64 s at last, since a channel may come, and another policy or rule, which is
+ *	noticed. Others: when more has gone by TCP than the last time.
  */
 void stream_not_now(struct stream *stream, enum stream_why why)
 {
 	bool passes = why == STREAM_WHY_ROOM || why == STREAM_WHY_BUSY;
 	unsigned int most = passes ? AGAIN_SOON_MAX : AGAIN_MAX;
 
-	if (why == STREAM_WHY_CHANNEL || why == STREAM_WHY_POLICY) {
+	if (why == STREAM_WHY_CHANNEL || why == STREAM_WHY_POLICY ||
+	    why == STREAM_WHY_RULE) {
 		make_pause(stream, WITHOUT_CHANNEL, WITHOUT_CHANNEL_MAX);
 	} else {
 		if (why == STREAM_WHY_YOUNG)
@@ -400,6 +405,8 @@ static enum stream_why why_not(const struct stream *stream)
 	    sock_flag(sk, SOCK_RCVTSTAMP) || sk->sk_tsflags ||
 	    tcp_sk(sk)->recvmsg_inq)
 		return STREAM_WHY_OPTION;
+	if (!stream_rule_allows(sk))
+		return STREAM_WHY_RULE;
 	if (READ_ONCE(stream->rcvbuf_set) ||
 	    atomic_read(&sk->sk_rmem_alloc) > READ_ONCE(sk->sk_rcvbuf))
 		return STREAM_WHY_UNREAD;

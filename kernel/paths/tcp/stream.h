@@ -109,6 +109,7 @@ enum stream_why {
 	STREAM_WHY_OPTION,	/* something is set that lanes do not carry */
 	STREAM_WHY_UNREAD,	/* the program is to read what is there first */
 	STREAM_WHY_POLICY,	/* the host's policy has no streams for the two */
+	STREAM_WHY_RULE,	/* a rule of the guest's has it stay on TCP */
 	STREAM_WHY_NONE,	/* nothing says so */
 };
 
@@ -449,6 +450,31 @@ extern unsigned long stream_unsent_max;
 extern unsigned int stream_left_out[STREAM_LEFT_OUT_MAX];
 extern unsigned int stream_left_out_count;
 
+/* rules.c */
+struct genl_family;
+struct genl_info;
+struct netlink_callback;
+struct nla_policy;
+
+/* Commands of generic netlink, and the attributes that a rule has. */
+enum stream_command {
+	STREAM_CMD_UNSPEC,
+	STREAM_CMD_GET,
+	STREAM_CMD_RULE_GET,
+	STREAM_CMD_RULE_ADD,
+	STREAM_CMD_RULE_REMOVE,
+};
+
+#define STREAM_RULE_ATTRIBUTES	9
+
+extern const struct nla_policy stream_rule_policy[STREAM_RULE_ATTRIBUTES + 1];
+bool stream_rule_allows(const struct sock *sk);
+int stream_rule_add(struct sk_buff *skb, struct genl_info *info);
+int stream_rule_remove(struct sk_buff *skb, struct genl_info *info);
+int stream_rule_list(struct sk_buff *skb, struct netlink_callback *cb);
+int stream_rules_init(void);
+void stream_rules_exit(void);
+
 /* table.c; any context */
 extern struct srcu_struct stream_users;
 struct stream *stream_get(const struct sock *sk);
@@ -501,6 +527,7 @@ bool stream_peer_now(const struct sock *sk, u64 *peer);
 bool stream_leads_to(struct stream *stream, u64 peer);
 bool stream_is_elsewhere(const struct stream *stream);
 void stream_heed_directory(void);
+void stream_ask_anew(struct stream *stream, enum stream_why why);
 void stream_moved(struct stream *stream, int bytes, bool sent);
 void stream_open_lane(struct stream *stream);
 void stream_not_now(struct stream *stream, enum stream_why why);
@@ -533,6 +560,7 @@ void stream_go_back(struct stream *stream);
 bool stream_is_plain(struct stream *stream);
 
 /* list.c; process context */
+extern struct genl_family stream_family;
 int stream_list_init(void);
 void stream_list_exit(void);
 

@@ -147,16 +147,6 @@ static void map(struct in6_addr *to, __be32 address)
 	ipv6_addr_set_v4mapped(address, to);
 }
 
-static bool is_left_out(unsigned int port)
-{
-	unsigned int i;
-
-	for (i = 0; i < READ_ONCE(stream_left_out_count); i++)
-		if (READ_ONCE(stream_left_out[i]) == port)
-			return true;
-	return false;
-}
-
 /*
  * The connection is there. Nothing has been sent or read but by TCP's fast open; bytes may
  * have come, if it waited for accept().
@@ -173,9 +163,7 @@ static void established(struct sock *sk)
 	if (test_bit(STREAM_OURS, &stream->flags) ||
 	    test_bit(STREAM_STAYS, &stream->flags))
 		goto out;
-	if (!stream_peer_of(sk, &stream->peer) ||
-	    is_left_out(ntohs(inet->inet_sport)) ||
-	    is_left_out(ntohs(inet->inet_dport))) {
+	if (!stream_peer_of(sk, &stream->peer) || !stream_rule_allows(sk)) {
 		stream_release(stream);
 		goto out;
 	}

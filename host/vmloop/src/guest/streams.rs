@@ -19,11 +19,13 @@ const STREAM_GET: u8 = 1;
 /// Names of what carries a connection, by number.
 const STATES: [&str; 5] = ["tcp", "opening", "going-over", "lane", "going-back"];
 /// Names of why TCP does, by number.
-const WHY: [&str; 10] =
-    ["young", "asked", "stays", "channel", "room", "peer", "busy", "option", "unread", "policy"];
+const WHY: [&str; 11] = [
+    "young", "asked", "stays", "channel", "room", "peer", "busy", "option", "unread", "policy",
+    "rule",
+];
 
 /// The same in words, in the same order.
-const WORDS: [&str; 10] = [
+const WORDS: [&str; 11] = [
     "too little traffic yet",
     "a lane is being asked for",
     "for good: it ends, or has made a call that lanes do not carry",
@@ -34,6 +36,7 @@ const WORDS: [&str; 10] = [
     "a socket option that lanes do not carry",
     "what has come is to be read first",
     "the host's policy has no streams for the two",
+    "a rule has it stay there (vmloop stream rules)",
 ];
 
 /// A connection.
@@ -232,7 +235,7 @@ pub fn show(out: &mut dyn Write, streams: &[Stream]) -> io::Result<()> {
     if table.is_empty() {
         return writeln!(
             out,
-            "no connection to a peer was taken over: only those are that begin after vmloop_tcp was loaded, at both ends, on ports that are not left out"
+            "no connection to a peer was taken over: only those are that begin after vmloop_tcp was loaded, at both ends, and that no rule has stay on TCP (vmloop stream rules)"
         );
     }
     table.write(out)
