@@ -117,6 +117,23 @@ void vmloop_lane_broken(struct vmloop_lane *lane, enum vmloop_ring_fault fault)
 EXPORT_SYMBOL_GPL(vmloop_lane_broken);
 
 /**
+ * vmloop_lane_read() - the path has read all that came by a lane that is closing
+ * @lane: the lane
+ *
+ * It is looked at whether the lane can be closed now, which would else be seen at the next look
+ * at the clock. Cheap where it cannot. Context: as vmloop_lane_broken().
+ */
+void vmloop_lane_read(struct vmloop_lane *lane)
+{
+	struct vmloop_channel *channel = lane->channel;
+
+	if (channel->look)
+		set_bit(lane->number, channel->look);
+	vmloop_link_look(channel->link);
+}
+EXPORT_SYMBOL_GPL(vmloop_lane_read);
+
+/**
  * vmloop_lane_is_final() - whether what the peer has published as read is its last word
  * @lane: a lane; from the path's lane_ended
  *

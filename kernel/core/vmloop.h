@@ -395,6 +395,7 @@ bool vmloop_lane_ring(struct vmloop_lane *lane);
 void vmloop_lane_ring_anyway(struct vmloop_lane *lane);
 u32 vmloop_lane_bell_ns(const struct vmloop_lane *lane);
 void vmloop_lane_produced(struct vmloop_lane *lane);
+void vmloop_lane_read(struct vmloop_lane *lane);
 void vmloop_lane_broken(struct vmloop_lane *lane,
 			enum vmloop_ring_fault fault);
 bool vmloop_lane_is_final(const struct vmloop_lane *lane);

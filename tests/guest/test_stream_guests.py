@@ -237,6 +237,35 @@ def test_what_rules_match(net: Net, streams: Streams) -> None:
     assert streams.counter("reset") == 0
 
 
+ON_TOP = "eth0.9"
+ON_TOP_IPS = "10.77.9.1", "10.77.9.2"
+
+
+def test_an_interface_on_top(net: Net, streams: Streams) -> None:
+    """Connections by a VLAN, whose interface has the address of the one below it, stay on TCP."""
+    guests = streams.g1, streams.g2
+    for guest, ip in zip(guests, ON_TOP_IPS, strict=True):
+        guest.run(f"ip link add link eth0 name {ON_TOP} type vlan id 9 && ip link set {ON_TOP} up")
+        guest.run(["ip", "address", "add", f"{ip}/24", "dev", ON_TOP])
+    try:
+        with (
+            net.serving(streams.g2, DUPLEX, "serve", str(PORT)),
+            streams.g1.popen([DUPLEX, "run", ON_TOP_IPS[1], str(PORT), "4", "300"]) as client,
+        ):
+            came = f"cat /sys/class/net/{ON_TOP}/statistics/rx_bytes"
+            until(
+                lambda: int(streams.g1.run(came).out) > 16 << 20 or client.poll() is not None,
+                60 * net.slow,
+                "bytes come by the VLAN",
+            )
+            assert streams.listed(streams.g1) == streams.listed(streams.g2) == []
+            streams.check(client)
+    finally:
+        for guest in guests:
+            guest.run(f"ip link del {ON_TOP}")
+    assert streams.counter("paired") == 0
+
+
 STILL = 75
 """Seconds for which a guest stands still, as when it is saved to a slow disk. TCP waits for 15 minutes."""
 

@@ -55,6 +55,24 @@ def test_words_of_streams_have_one_order():
         assert [word.lower().replace("_", "-") for word in words] == specified
         assert re.findall(r'"([a-z-]+)"', between("host/vmloop/src/guest/streams.rs", command, "];")) == specified
         assert len(specified) > 4
-    attributes = re.findall(r"\{name: ([a-z-]+), type", between(path, "name: stream\n", "operations:"))
+    attributes = re.findall(r"\{name: ([a-z-]+), type", between(path, "name: stream\n", "    name: rule\n"))
     numbered = re.findall(r"^\tSTREAM_(\w+),", between("kernel/paths/tcp/list.c", "\tSTREAM_UNSPEC,\n", "};"), re.M)
     assert [word.lower().replace("_", "-") for word in numbered] == attributes
+
+
+def test_words_of_rules_have_one_order():
+    """What a rule of the stream path has: specification, module and command number alike; and so do commands."""
+    path = "docs/netlink/vmloop_tcp.yaml"
+    attributes = re.findall(r"\{name: ([a-z-]+), type", between(path, "    name: rule\n    doc", "operations:"))
+    numbered = re.findall(r"^\tRULE_(\w+),", between("kernel/paths/tcp/rules.c", "\tRULE_UNSPEC,\n", "};"), re.M)
+    assert [word.lower().replace("_", "-") for word in numbered] == attributes
+    command = re.findall(
+        r"^const (\w+): u16 = (\d+);", between("host/vmloop/src/guest/rules.rs", "const RULE_REMOVE", "///"), re.M
+    )
+    assert [(name.lower().replace("_", "-"), int(number)) for name, number in command] == [
+        (name, index + 1) for index, name in enumerate(attributes)
+    ]
+    operations = re.findall(r"name: (rule-[a-z]+)", (TOP / path).read_text())
+    commands = between("kernel/paths/tcp/stream.h", "STREAM_CMD_GET,", "};")
+    module = re.findall(r"^\tSTREAM_CMD_(RULE_\w+),", commands, re.M)
+    assert [word.lower().replace("_", "-") for word in module] == operations

@@ -198,13 +198,11 @@ static u32 bytes_to_wait_for(const struct stream *stream)
 	return bytes;
 }
 
-static bool call_is_readable(struct sock *sk)
+static bool is_readable(struct stream *stream)
 {
-	struct stream *stream = stream_get(sk);
+	struct sock *sk = stream->sk;
 	bool readable = false;
 
-	if (!stream)
-		return false;
 	spin_lock_bh(&stream->lane_lock);
 	if (!stream->polled) {
 		WRITE_ONCE(stream->polled, true);
@@ -217,7 +215,18 @@ static bool call_is_readable(struct sock *sk)
 		  READ_ONCE(tcp_sk(sk)->copied_seq)) <= 0)
 		readable = readable_bytes(stream) >= bytes_to_wait_for(stream);
 	spin_unlock_bh(&stream->lane_lock);
-	stream_put(stream);
+	return readable;
+}
+
+static bool call_is_readable(struct sock *sk)
+{
+	struct stream *stream;
+	bool readable;
+
+	rcu_read_lock();
+	stream = stream_look(sk);
+	readable = stream && is_readable(stream);
+	rcu_read_unlock();
 	return readable;
 }
 
@@ -237,21 +246,24 @@ static bool has_room(struct stream *stream)
 	return room;
 }
 
+/* TCP asks for each part of what it sends. */
 static bool call_memory_is_free(const struct sock *sk, int wake)
 {
-	struct stream *stream = stream_get(sk);
 	const struct proto *base = base_of(sk);
-	bool is_free;
+	bool is_free = true, by_tcp = true;
+	struct stream *stream;
 
-	if (!stream || READ_ONCE(stream->tx) == STREAM_TX_TCP ||
-	    READ_ONCE(stream->by_work))
-		is_free = !base->stream_memory_free ||
-			  base->stream_memory_free(sk, wake);
-	else
+	rcu_read_lock();
+	stream = stream_look(sk);
+	if (stream && READ_ONCE(stream->tx) != STREAM_TX_TCP &&
+	    !READ_ONCE(stream->by_work)) {
+		by_tcp = false;
 		is_free = READ_ONCE(stream->tx) == STREAM_TX_RING &&
 			  has_room(stream);
-	if (stream)
-		stream_put(stream);
+	}
+	rcu_read_unlock();
+	if (by_tcp && base->stream_memory_free)
+		is_free = base->stream_memory_free(sk, wake);
 	return is_free;
 }
 
@@ -507,6 +519,7 @@ static bool close_later(struct stream *stream)
 	sock_reset_flag(sk, SOCK_LINGER);
 	sock_graft(sk, orphan);
 	orphan->state = SS_CONNECTED;
+	clear_bit(STREAM_CLOSED, &stream->flags);
 	release_sock(sk);
 	/* From now on its peer has less time to answer. */
 	WRITE_ONCE(stream->since, jiffies);
@@ -527,6 +540,8 @@ static void call_close(struct sock *sk, long timeout)
 		/* No hello from here on. */
 		lock_sock(sk);
 		set_bit(STREAM_STAYS, &stream->flags);
+		set_bit(STREAM_CLOSED, &stream->flags);
+		stream_listen_no_more(stream);
 		release_sock(sk);
 		if (has_unread(stream)) {
 			close_with_reset(sk);

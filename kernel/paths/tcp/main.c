@@ -16,7 +16,7 @@
 
 struct workqueue_struct *stream_workqueue;
 
-unsigned int stream_after_bytes = 1 << 20;
+unsigned int stream_after_bytes = 5 << 19;
 module_param_named(after_bytes, stream_after_bytes, uint, 0644);
 MODULE_PARM_DESC(after_bytes, "bytes that go by TCP before a connection gets a lane, and 2,048 for each call");
 

@@ -26,6 +26,7 @@
 #include <linux/socket.h>
 #include <linux/spinlock.h>
 #include <linux/srcu.h>
+#include <linux/wait.h>
 #include <linux/workqueue.h>
 #include <net/inet_sock.h>
 #include <net/sock.h>
@@ -94,6 +95,7 @@ enum stream_flag {
 	STREAM_READ,		/* the application reads nothing more: SHUT_RD */
 	STREAM_GO_BACK,		/* it is to go back to TCP once; it may leave it again */
 	STREAM_DEAD,		/* the socket has been destroyed */
+	STREAM_CLOSED,		/* its program has closed it, and nothing stands in for that yet */
 	STREAM_SPEAK,		/* TCP is to say that the connection lives */
 };
 
@@ -254,6 +256,8 @@ struct stream_spin {
  * @returning: what we say by TCP
  * @returned: bytes of @returning that went
  * @answered: the peer's has come, or need not
+ * @arrival: in the socket's wait queue while the answer is waited for; with the socket locked
+ * @listens: it is there
  * @since: when it was first asked for, or the application closed the socket, in jiffies
  * @retry: when it is asked for again, in jiffies from then
  * @again: so many times as much must go by TCP before a lane is tried again
@@ -339,6 +343,8 @@ struct stream {
 	struct stream_return returning;
 	u32 returned;
 	bool answered;
+	struct wait_queue_entry arrival;
+	bool listens;
 	unsigned long since;
 	unsigned long retry;
 	unsigned int again;
@@ -477,6 +483,7 @@ void stream_rules_exit(void);
 
 /* table.c; any context */
 extern struct srcu_struct stream_users;
+struct stream *stream_look(const struct sock *sk);
 struct stream *stream_get(const struct sock *sk);
 void stream_hold(struct stream *stream);
 void stream_put(struct stream *stream);
@@ -555,6 +562,7 @@ void stream_reset(struct stream *stream);
 void stream_purge(struct stream *stream);
 void stream_lower_rcvbuf(struct stream *stream);
 void stream_look_idle(struct stream *stream);
+void stream_listen_no_more(struct stream *stream);
 void stream_leave(struct stream *stream);
 void stream_go_back(struct stream *stream);
 bool stream_is_plain(struct stream *stream);

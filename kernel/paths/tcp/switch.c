@@ -398,6 +398,8 @@ static void go_over(struct stream *stream)
 	if (READ_ONCE(stream->down)) {
 		mutex_lock(&stream->rx_ring);
 		stream_keep(stream);
+		if (!stream->closed && !vmloop_ring_ready(&lane->rx))
+			vmloop_lane_read(lane);
 		mutex_unlock(&stream->rx_ring);
 		err = stream_merge_kept(stream);
 		if (err == -EPROTO)
@@ -519,6 +521,44 @@ static int hear_answer(struct stream *stream)
 	return 0;
 }
 
+static int something_comes(struct wait_queue_entry *entry, unsigned int mode, int sync,
+			   void *key)
+{
+	stream_queue(container_of(entry, struct stream, arrival), 0);
+	return 0;
+}
+
+/*
+ * Have the work run when TCP says anything to those who wait for the socket: a program may wait
+ * behind the peer's answer. The clock has it run as well; TCP says nothing of few bytes where
+ * the program has set SO_RCVLOWAT. The caller has the socket locked.
+ */
+static void listen_for_answer(struct stream *stream)
+{
+	struct sock *sk = stream->sk;
+
+	if (stream->listens || !sk->sk_socket || test_bit(STREAM_CLOSED, &stream->flags))
+		return;
+	init_waitqueue_func_entry(&stream->arrival, something_comes);
+	add_wait_queue(sk_sleep(sk), &stream->arrival);
+	stream->listens = true;
+}
+
+/**
+ * stream_listen_no_more() - nothing of the stream's is in the socket's wait queue
+ * @stream: the stream; the caller has the socket locked
+ *
+ * Before the socket gets another wait queue, or none.
+ */
+void stream_listen_no_more(struct stream *stream)
+{
+	sock_owned_by_me(stream->sk);
+	if (!stream->listens)
+		return;
+	remove_wait_queue(sk_sleep(stream->sk), &stream->arrival);
+	stream->listens = false;
+}
+
 static int ask(struct stream *stream)
 {
 	int err;
@@ -527,6 +567,8 @@ static int ask(struct stream *stream)
 		return 0;
 	lock_sock(stream->sk);
 	err = hear_answer(stream);
+	if (err == -EAGAIN)
+		listen_for_answer(stream);
 	release_sock(stream->sk);
 	if (!err)
 		wake(stream);
@@ -625,6 +667,7 @@ static void go_on(struct stream *stream)
 	mutex_unlock(&stream->rx_ring);
 	lock_sock(stream->sk);
 	stream_lower_rcvbuf(stream);
+	stream_listen_no_more(stream);
 	release_sock(stream->sk);
 
 	mutex_lock(&stream->tx_ring);

@@ -7,6 +7,7 @@
  *
  * Context: any, but where it says otherwise. table_lock is inside of all others.
  */
+#include <linux/hash.h>
 #include <linux/hashtable.h>
 #include <linux/jhash.h>
 #include <linux/random.h>
@@ -20,10 +21,17 @@ static DEFINE_HASHTABLE(tuples, STREAM_BUCKET_BITS);
 static DEFINE_SPINLOCK(table_lock);
 static u32 seed;
 
+/* Looked for at each call of each socket: nobody chooses where a socket is. */
+static u32 sock_hash(const void *key, u32 size, u32 unused)
+{
+	return hash_64((unsigned long)*(const struct sock *const *)key, 32);
+}
+
 static const struct rhashtable_params by_sock = {
 	.key_len = sizeof(struct sock *),
 	.key_offset = offsetof(struct stream, sk),
 	.head_offset = offsetof(struct stream, by_sock),
+	.hashfn = sock_hash,
 	.automatic_shrinking = true,
 };
 
@@ -38,6 +46,18 @@ static u32 tuple_hash(const struct stream_tuple *tuple)
 }
 
 /**
+ * stream_look() - the stream of a socket, for a look at it
+ * @sk: the socket
+ *
+ * Context: any; rcu_read_lock() held, as long as it is looked at.
+ * Return: the stream, which may be at its end; NULL if the socket was not taken over.
+ */
+struct stream *stream_look(const struct sock *sk)
+{
+	return rhashtable_lookup(&socks, &sk, by_sock);
+}
+
+/**
  * stream_get() - the stream of a socket
  * @sk: the socket
  *
@@ -48,7 +68,7 @@ struct stream *stream_get(const struct sock *sk)
 	struct stream *stream;
 
 	rcu_read_lock();
-	stream = rhashtable_lookup(&socks, &sk, by_sock);
+	stream = stream_look(sk);
 	if (stream && !kref_get_unless_zero(&stream->refs))
 		stream = NULL;
 	rcu_read_unlock();
@@ -59,6 +79,7 @@ static void stream_free(struct kref *refs)
 {
 	struct stream *stream = container_of(refs, struct stream, refs);
 
+	WARN_ON_ONCE(stream->listens);
 	stream_purge(stream);
 	stream_unsent_free(stream);
 	sock_put(stream->sk);

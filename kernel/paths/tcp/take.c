@@ -251,7 +251,11 @@ void stream_release(struct stream *stream)
 		WRITE_ONCE(sock->ops, stream_base_ops[family]);
 	if (sk->sk_prot == &stream_protos[family])
 		WRITE_ONCE(sk->sk_prot, (struct proto *)stream_base[family]);
+	/* One that is disconnected may be released before its work has seen that. */
+	stream_listen_no_more(stream);
 	stream_end(stream);
+	if (READ_ONCE(stream->held))
+		stream_queue(stream, 0);
 	/* Those who wait in our calls go and call the kernel's. */
 	sk->sk_state_change(sk);
 }

@@ -455,6 +455,25 @@ def splice_out_server(s: socket.socket) -> Any:
     return came == pattern(5000)
 
 
+KERNEL_FLAGS = 0x10000, 0x20000, 0x80000, 0x100000
+"""By which the kernel marks its own calls; before 6.5 programs may say them as well."""
+
+
+def kernel_flags(c: socket.socket) -> Any:
+    """A program that says what only the kernel says sends its bytes all the same."""
+    sent = 0
+    while sent < 400_000:
+        for flag in KERNEL_FLAGS:
+            sent += c.send(pattern(400_000)[sent : sent + 5000], flag)
+    return [sent, receive(c, 1).decode()]
+
+
+def kernel_flags_server(s: socket.socket) -> Any:
+    found = receive(s, 400_000) == pattern(400_000)
+    s.sendall(b".")
+    return found
+
+
 def splice_in(c: socket.socket) -> Any:
     """splice() from a pipe to a socket, and sendfile()."""
     out, into = os.pipe()
@@ -648,6 +667,7 @@ CASES: dict[str, tuple[Callable[[socket.socket], Any], Callable[[socket.socket],
     "splice_out": (splice_out, splice_out_server),
     "splice_in": (splice_in, splice_in_server),
     "zero_copy": (zero_copy, zero_copy_server),
+    "kernel_flags": (kernel_flags, kernel_flags_server),
     "no_errors": (no_errors, one_byte),
     "copies": (copies, copies_server),
     "stamps": (stamps, stamps_server),
