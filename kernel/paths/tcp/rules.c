@@ -232,7 +232,7 @@ static int parse(struct rule *rule, struct genl_info *info)
 	return parse_address(rule, info);
 }
 
-/* Rules are the guest's: of a container that may set up its own network, they are none. */
+/* Rules are for the whole guest: a container with a network of its own must not change them. */
 static bool may_change(const struct genl_info *info)
 {
 	return net_eq(genl_info_net((struct genl_info *)info), &init_net);

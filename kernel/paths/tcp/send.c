@@ -207,17 +207,28 @@ static bool is_full(struct stream *stream)
 	       !sk_stream_is_writeable(sk);
 }
 
-/* Sleep until there may be room. Returns what is left of the time. */
-static long wait_for_space(struct stream *stream, struct wait_queue_entry *wait, long left)
+/*
+ * Sleep until there may be room. Returns what is left of the time. @had_room: TCP had room the
+ * last time as well, and took nothing.
+ */
+static long wait_for_space(struct stream *stream, struct wait_queue_entry *wait, long left,
+			   bool *had_room)
 {
+	bool has_room, no_memory;
 	long most = left, rest;
 
 	wants_space(stream->sk);
+	has_room = READ_ONCE(stream->tx) == STREAM_TX_TCP && !is_full(stream);
+	no_memory = has_room && *had_room;
+	*had_room = has_room;
+	/* Room that came since the last try is tried at once. */
+	if (has_room && !no_memory)
+		return left;
 	/*
-	 * Nobody tells of memory: TCP looks again after a while, too (sk_stream_wait_memory()).
-	 * It tells of room at once, which there is.
+	 * TCP tells at once of the room that there is, and of memory it does not tell: it looks
+	 * again after a while, too (sk_stream_wait_memory()).
 	 */
-	if (READ_ONCE(stream->tx) == STREAM_TX_TCP && !is_full(stream)) {
+	if (no_memory) {
 		most = min(left, MEMORY_TIME);
 		wait->flags &= ~WQ_FLAG_WOKEN;
 	}
@@ -238,7 +249,7 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 	DEFINE_WAIT_FUNC(wait, woken_wake_function);
 	const struct proto *base = stream_base[stream->family];
 	struct sock *sk = stream->sk;
-	bool waits = false, ask = false;
+	bool waits = false, ask = false, had_room = false;
 	size_t done = 0;
 	u64 began = 0;
 	long left;
@@ -254,6 +265,7 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 		err = send_once(stream, msg, size - done, ask);
 		if (err >= 0) {
 			done += err;
+			had_room = false;
 			if (err && began) {
 				stream_spin_learn(stream, &stream->tx_spin, began);
 				began = 0;
@@ -299,7 +311,7 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 				base->sendmsg(sk, msg, size - done);
 			break;
 		}
-		left = wait_for_space(stream, &wait, left);
+		left = wait_for_space(stream, &wait, left, &had_room);
 	}
 	if (waits)
 		remove_wait_queue(sk_sleep(sk), &wait);
