@@ -450,8 +450,8 @@ static int call_psock_update(struct sock *sk, struct sk_psock *psock, bool resto
 	const struct proto *base = base_of(sk);
 
 	if (stream) {
-		set_bit(STREAM_STAYS, &stream->flags);
-		/* Nothing can be waited for here. */
+		/* Nothing can be waited for here: a later call finds it gone back. */
+		stream_leave(stream);
 		if (!stream_is_plain(stream) ||
 		    test_bit(STREAM_WANTED, &stream->flags)) {
 			stream_put(stream);
@@ -655,8 +655,8 @@ static int call_socket_mmap(struct file *file, struct socket *sock,
 	int err = 0;
 
 	if (stream) {
-		/* The caller's memory is locked: nothing can be waited for. */
-		set_bit(STREAM_STAYS, &stream->flags);
+		/* The caller's memory is locked: nothing can be waited for. As above. */
+		stream_leave(stream);
 		lock_sock(sk);
 		if (stream_is_plain(stream))
 			stream_release(stream);
