@@ -118,8 +118,11 @@ static void take_connecting(struct sock *sk)
 
 	release_old(sk);
 	family = stream_family_of(sk);
-	/* By fast open somebody is inside of TCP, and sends. */
-	if (family < 0 || tcp_sk(sk)->fastopen_req)
+	/*
+	 * By fast open somebody is inside of TCP, and sends, or is to connect by the first
+	 * send(), which waits for the peer: we would not.
+	 */
+	if (family < 0 || tcp_sk(sk)->fastopen_req || tcp_sk(sk)->fastopen_connect)
 		return;
 	if (!sock || READ_ONCE(sock->ops) != stream_base_ops[family] ||
 	    stream_is_in_use(sk) || !stream_make(sk, family, true))
