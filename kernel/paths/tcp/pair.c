@@ -200,6 +200,17 @@ bool stream_is_elsewhere(const struct stream *stream)
 	return stream_peer_now(stream->sk, &peer) && peer != READ_ONCE(stream->peer);
 }
 
+/**
+ * stream_has_option() - whether a program has asked TCP for what lanes do not carry
+ * @sk: its socket; where it is not locked, the answer is a hint
+ */
+bool stream_has_option(const struct sock *sk)
+{
+	return sk->sk_peek_off >= 0 || stream_is_in_use(sk) ||
+	       sock_flag(sk, SOCK_RCVTSTAMP) || sk->sk_tsflags ||
+	       tcp_sk(sk)->recvmsg_inq;
+}
+
 /* Whether no lane is to be had, whatever has gone by TCP meanwhile. */
 static bool is_paused(const struct stream *stream)
 {
@@ -401,9 +412,7 @@ static enum stream_why why_not(const struct stream *stream)
 		return STREAM_WHY_BUSY;
 	if (!stream->active && is_paused(stream))
 		return STREAM_WHY_BUSY;
-	if (sk->sk_peek_off >= 0 || stream_is_in_use(sk) ||
-	    sock_flag(sk, SOCK_RCVTSTAMP) || sk->sk_tsflags ||
-	    tcp_sk(sk)->recvmsg_inq)
+	if (stream_has_option(sk))
 		return STREAM_WHY_OPTION;
 	if (!stream_rule_allows(sk))
 		return STREAM_WHY_RULE;

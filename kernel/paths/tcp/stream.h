@@ -533,6 +533,7 @@ bool stream_peer_of(const struct sock *sk, u64 *peer);
 bool stream_peer_now(const struct sock *sk, u64 *peer);
 bool stream_leads_to(struct stream *stream, u64 peer);
 bool stream_is_elsewhere(const struct stream *stream);
+bool stream_has_option(const struct sock *sk);
 void stream_heed_directory(void);
 void stream_ask_anew(struct stream *stream, enum stream_why why);
 void stream_moved(struct stream *stream, int bytes, bool sent);

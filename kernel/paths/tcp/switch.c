@@ -913,6 +913,17 @@ void stream_go_back(struct stream *stream)
 	stream_queue(stream, 0);
 }
 
+/*
+ * A connection may have its lane no longer if it leads elsewhere by now (a guest that answered
+ * for the peer's address for a while has none for longer), or a program has asked the kernel,
+ * which does not tell us, for what lanes do not carry.
+ */
+static void look_at_lane(struct stream *stream)
+{
+	if (stream_is_elsewhere(stream) || stream_has_option(stream->sk))
+		stream_go_back(stream);
+}
+
 /**
  * stream_look_idle() - take the lane from a connection that has no use for it
  * @stream: the stream; looked at each STREAM_IDLE_LOOK
@@ -931,10 +942,8 @@ void stream_look_idle(struct stream *stream)
 		stream_queue(stream, 0);
 	}
 
-	/* A guest that answered for the peer's address for a while has no lane for longer. */
-	if (READ_ONCE(stream->held) && stream_is_up(stream) &&
-	    stream_is_elsewhere(stream))
-		stream_go_back(stream);
+	if (READ_ONCE(stream->held) && stream_is_up(stream))
+		look_at_lane(stream);
 
 	/* A connection that has ended needs no lane; a peer's last word has its time. */
 	if (READ_ONCE(stream->held) && !READ_ONCE(stream->ended) &&
