@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.one_stage, pytest.mark.kvm_only]
 PORT = 5501
 PARAMETERS = "/sys/module/vmloop_tcp/parameters"
 SOCKETS = Path(__file__).parent / "tools/sockets.py"
+RARE = Path(__file__).parent / "tools/rare.py"
 LATE = Path(__file__).parent / "tools/late.py"
 NEVER = 2_000_000_000
 KIND = 1 << 2
@@ -467,25 +468,50 @@ TCP, MPTCP = socket.IPPROTO_TCP, 262
 )
 def test_calls(stage: str, streams: Streams, there: str, listens: int) -> None:
     """Calls return by lanes, and by TCP through the module, what the kernel's return: tools/sockets.py has them."""
+    streams.host.run(SIX)
+    seen = outcomes(streams, SOCKETS, there, listens)
+    assert seen["tcp"] == seen["kernel"]
+    assert seen["lane"] == seen["kernel"]
+    assert streams.counter("reset") == 0
+
+
+def outcomes(
+    streams: Streams, tool: Path, there: str, *options: object, by_lanes: tuple[str, ...] = ()
+) -> dict[str, list[str]]:
+    """What both ends of each case print, by the kernel alone, by TCP through the module, and by lanes."""
     host = streams.host
-    host.run(SIX)
-    seen: dict[str, tuple[str, str]] = {}
+    seen: dict[str, list[str]] = {}
     for way in ("kernel", "tcp", "lane"):
         streams.leave_after(1 if way == "lane" else NEVER)
-        port = PORT + 2 + len(seen)
+        port = PORT + 2 + 4 * len(seen)
         if way == "kernel":
-            host.run([str(BIN / "vmloop"), "stream", "add", "tcp", "--port", str(port)])
-        with host.popen(inside("b", "python3", SOCKETS, "serve", port, listens)) as server:
+            host.run([str(BIN / "vmloop"), "stream", "add", "tcp", "--port", f"{port}-{port + 3}"])
+        more = by_lanes if way == "lane" else ()
+        with host.popen(inside("b", "python3", tool, "serve", port, *options, *more)) as server:
             server.wait_for("ready", 60)
-            client = host.run(inside("a", "python3", SOCKETS, "run", there, port), check=False, timeout=240)
+            client = host.run(inside("a", "python3", tool, "run", there, port, *more), check=False, timeout=240)
             cases = client.out.count("\n")
             resets = streams.counter("reset")
-            assert client.code == 0, f"after {cases} cases, {resets} resets: {client.err} {server.poll()} {server.err}"
+            said = f"{way}, after {cases} cases, {resets} resets: {client.err} {server.poll()} {server.err}"
+            assert client.code == 0, said + client.out + server.out
             until(lambda: server.out.count("\n") > cases, 30, "the server's last words")  # noqa: B023
-            seen[way] = (client.out, server.out)
+            seen[way] = sorted(client.out.splitlines() + server.out.splitlines())
         # All of them, and both ends.
         paired = streams.counter("paired")
         assert paired >= 2 * cases if way == "lane" else not paired
+    return seen
+
+
+@pytest.mark.parametrize("there", [IP[1], f"::ffff:{IP[1]}", "fd09::2"], ids=["4", "mapped", "6"])
+def test_rare_calls(stage: str, streams: Streams, there: str) -> None:
+    """As test_calls, by calls that few programs make: tools/rare.py has them, and what carries them by lanes."""
+    host = streams.host
+    host.run(SIX)
+    host.run("modprobe tls")
+    for namespace in "ab":
+        host.run(inside(namespace, "sysctl", "net.ipv4.tcp_fastopen=3"))
+    seen = outcomes(streams, RARE, there, by_lanes=("lanes",))
+    assert not [line for line in seen["kernel"] if "ENOENT" in line or "ENOSYS" in line], "the kernel cannot do it"
     assert seen["tcp"] == seen["kernel"]
     assert seen["lane"] == seen["kernel"]
     assert streams.counter("reset") == 0

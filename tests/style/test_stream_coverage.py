@@ -1,27 +1,38 @@
 # SPDX-License-Identifier: GPL-2.0
-"""docs/stream-coverage.toml names tests that are there, and all cases of tools/sockets.py."""
+"""docs/stream-coverage.toml names tests that are there, and all cases of tools/sockets.py and tools/rare.py."""
 
 import ast
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.style.rules import TOP
 
+TOOLS = ("sockets.py", "rare.py")
 WHAT = {"accelerated", "passed", "back", "stays", "refused", "exception"}
 CALLS: list[dict[str, Any]] = tomllib.loads((TOP / "docs/stream-coverage.toml").read_text(encoding="utf-8"))["call"]
 
 
 def cases() -> set[str]:
-    """Of tests/guest/tools/sockets.py: the keys of its table."""
-    tree = ast.parse((TOP / "tests/guest/tools/sockets.py").read_text(encoding="utf-8"))
-    tables = [
+    """Of the tools: the keys of their tables."""
+    tables = [table for tool in TOOLS for table in tables_of(TOP / "tests/guest/tools" / tool)]
+    assert len(tables) == len(TOOLS)
+    keys = [key.value for table in tables for key in table.keys if isinstance(key, ast.Constant)]
+    names = {key for key in keys if isinstance(key, str)}
+    assert len(names) == len(keys), "a case is there twice"
+    return names
+
+
+def tables_of(tool: Path) -> list[ast.Dict]:
+    """What a tool calls CASES."""
+    tree = ast.parse(tool.read_text(encoding="utf-8"))
+    values = [
         node.value for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "CASES"
     ]
-    [table] = [one for one in tables if isinstance(one, ast.Dict)]
-    return {key.value for key in table.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+    return [value for value in values if isinstance(value, ast.Dict)]
 
 
 def is_there(test: str) -> bool:
@@ -52,7 +63,7 @@ def test_entry(call: dict[str, Any]) -> None:
 
 def test_each_case_is_named() -> None:
     named = {test for call in CALLS for test in call["tests"]}
-    assert cases() <= named, f"in sockets.py, and not in docs/stream-coverage.toml: {sorted(cases() - named)}"
+    assert cases() <= named, f"of the tools, and not in docs/stream-coverage.toml: {sorted(cases() - named)}"
     names = [call["name"] for call in CALLS]
     assert len(names) == len(set(names)), "a name is there twice"
 
