@@ -6,6 +6,7 @@ Both ends are in one machine with several CPUs of its own: the lab's KVM host.
 
 import errno
 import json
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -515,6 +516,98 @@ def test_rare_calls(stage: str, streams: Streams, there: str) -> None:
     assert seen["tcp"] == seen["kernel"]
     assert seen["lane"] == seen["kernel"]
     assert streams.counter("reset") == 0
+
+
+ESP = ["proto", "esp", "mode", "transport", "aead", "rfc4106(gcm(aes))", "0x" + "11" * 20, 128]
+
+
+def encrypt(streams: Streams) -> None:
+    """Have what the two namespaces say to each other encrypted."""
+    for name, own in zip("ab", IP, strict=True):
+        for spi, source, target in ((256, *IP), (512, *IP[::-1])):
+            ends = ["src", source, "dst", target]
+            streams.host.run(inside(name, "ip", "xfrm", "state", "add", *ends, "spi", spi, *ESP))
+            policy = ["policy", "add", *ends, "dir", "out" if source == own else "in"]
+            streams.host.run(inside(name, "ip", "xfrm", *policy, "tmpl", *ends, *ESP[:4]))
+
+
+@pytest.mark.parametrize(
+    "when",
+    ["before", pytest.param("meanwhile", marks=pytest.mark.main("what a new policy encrypts went on in the clear"))],
+)
+def test_ipsec(stage: str, streams: Streams, when: str) -> None:
+    """What policy encrypts goes by no lane, also if that was not so when the lane began; without it, it has one."""
+    host = streams.host
+    host.run("modprobe -a esp4 xfrm_user")
+
+    def encrypted() -> int:
+        said = host.run(inside("b", "ip", "-s", "xfrm", "state", "list", "dst", IP[1])).out
+        return int(said.split("lifetime current:")[1].split("(bytes)")[0])
+
+    def by_tcp() -> bool:
+        found = json.loads(host.run(inside("a", BIN / "vmloop", "--guest", "streams", "--json")).out)
+        return all(one["state"] == "tcp" for one in found)
+
+    streams.leave_after(1)
+    if when == "before":
+        encrypt(streams)
+    with duplex(streams, 2, 300) as client:
+        if when == "meanwhile":
+            until(lambda: streams.counter("rx_bytes") > 1 << 20, 60, "bytes by lanes")
+            encrypt(streams)
+            until(by_tcp, 30, "the lanes have ended")
+        before, by_lanes = encrypted(), streams.counter("rx_bytes")
+        until(lambda: encrypted() > before + (1 << 20) or client.poll() is not None, 60, "encrypted bytes")
+        assert by_tcp() and streams.counter("rx_bytes") == by_lanes
+        assert bool(streams.counter("paired")) == (when == "meanwhile")
+        for name in "ab":
+            host.run(inside(name, "sh", "-c", "ip xfrm policy flush; ip xfrm state flush"))
+        if when == "before":
+            with duplex(streams, 2, 300, PORT + 1) as new:
+                until(lambda: streams.counter("rx_bytes") > 1 << 20, 60, "bytes by lanes")
+                new.terminate()
+                assert new.wait(60).code == 0
+        client.terminate()
+        result = client.wait(60)
+    assert result.code == 0, result.err
+    assert streams.counter("reset") == 0
+
+
+RDS = """
+import socket, sys
+role, own, other = sys.argv[1:]
+one = socket.socket(socket.AF_RDS, socket.SOCK_SEQPACKET)
+one.bind((own, 4000))
+if role == 'serve':
+    print('ready', flush=True)
+for number in range(400):
+    data = bytes([number % 256]) * 8192
+    if role == 'send':
+        one.sendto(data, (other, 4000))
+    came, source = one.recvfrom(1 << 16)
+    assert came == data, number
+    if role == 'serve':
+        one.sendto(came, source)
+"""
+"""Messages there and back, which the kernel carries by a TCP connection of its own, to port 16385."""
+
+
+def test_kernel_sockets(stage: str, streams: Streams) -> None:
+    """The kernel's own connections are none of ours."""
+    host = streams.host
+    streams.leave_after(1)
+    host.run("modprobe rds_tcp")
+    try:
+        with host.popen(inside("b", "python3", "-c", RDS, "serve", IP[1], IP[0])) as server:
+            server.wait_for("ready", 60)
+            host.run(inside("a", "python3", "-c", RDS, "send", IP[0], IP[1]), timeout=60)
+            assert server.wait(30).code == 0, server.err
+        table = host.run(inside("a", "cat", "/proc/net/tcp")).out
+        # Local and remote address, and that it is established.
+        assert re.search(r"0100090A:\w+ 0200090A:\w+ 01 ", table) and ":4001 " in table, table
+        assert streams.counter("taken") == streams.counter("paired") == 0
+    finally:
+        host.run("rmmod rds_tcp; rmmod rds", check=False)
 
 
 LISTEN = f"""

@@ -201,6 +201,31 @@ bool stream_is_elsewhere(const struct stream *stream)
 }
 
 /**
+ * stream_way() - what became of the way of a connection while a lane carried it
+ * @sk: its socket
+ *
+ * Routes and policies change, and TCP sees that when it sends.
+ *
+ * Context: any but hard interrupt.
+ * Return: -EACCES if policy encrypts it by now; -ESTALE if that is known when TCP has
+ * sent something; or 0.
+ */
+int stream_way(const struct sock *sk)
+{
+	struct dst_entry *dst;
+	int err = 0;
+
+	rcu_read_lock();
+	dst = rcu_dereference(sk->sk_dst_cache);
+	if (dst && is_stale(sk, dst))
+		err = -ESTALE;
+	else if (dst && compat_dst_is_encrypted(dst))
+		err = -EACCES;
+	rcu_read_unlock();
+	return err;
+}
+
+/**
  * stream_has_option() - whether a program has asked TCP for what lanes do not carry
  * @sk: its socket; where it is not locked, the answer is a hint
  */

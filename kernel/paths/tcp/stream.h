@@ -96,7 +96,7 @@ enum stream_flag {
 	STREAM_GO_BACK,		/* it is to go back to TCP once; it may leave it again */
 	STREAM_DEAD,		/* the socket has been destroyed */
 	STREAM_CLOSED,		/* its program has closed it, and nothing stands in for that yet */
-	STREAM_SPEAK,		/* TCP is to say that the connection lives */
+	STREAM_SPEAK,		/* TCP is to send an acknowledgment */
 };
 
 /* Why TCP carries a connection: docs/netlink/vmloop_tcp.yaml has the same numbers. */
@@ -533,6 +533,7 @@ bool stream_peer_of(const struct sock *sk, u64 *peer);
 bool stream_peer_now(const struct sock *sk, u64 *peer);
 bool stream_leads_to(struct stream *stream, u64 peer);
 bool stream_is_elsewhere(const struct stream *stream);
+int stream_way(const struct sock *sk);
 bool stream_has_option(const struct sock *sk);
 void stream_heed_directory(void);
 void stream_ask_anew(struct stream *stream, enum stream_why why);

@@ -827,7 +827,8 @@ static void end_spoilt(struct stream *stream)
 
 /*
  * Have TCP acknowledge once more what it has acknowledged already: conntrack and firewalls
- * on the way see that the connection lives, and programs see nothing.
+ * on the way see that the connection lives, TCP sees which way it goes, and programs see
+ * nothing.
  */
 static void speak(struct stream *stream)
 {
@@ -915,13 +916,21 @@ void stream_go_back(struct stream *stream)
 
 /*
  * A connection may have its lane no longer if it leads elsewhere by now (a guest that answered
- * for the peer's address for a while has none for longer), or a program has asked the kernel,
- * which does not tell us, for what lanes do not carry.
+ * for the peer's address for a while has none for longer), or policy encrypts it, or a program
+ * has asked the kernel, which does not tell us, for what lanes do not carry. Of a way that has
+ * changed TCP learns when it sends.
  */
 static void look_at_lane(struct stream *stream)
 {
-	if (stream_is_elsewhere(stream) || stream_has_option(stream->sk))
+	const struct sock *sk = stream->sk;
+	int err = stream_way(sk);
+
+	if (err == -EACCES || stream_is_elsewhere(stream) || stream_has_option(sk)) {
 		stream_go_back(stream);
+	} else if (err == -ESTALE) {
+		set_bit(STREAM_SPEAK, &stream->flags);
+		stream_queue(stream, 0);
+	}
 }
 
 /**
