@@ -233,3 +233,25 @@ def test_a_qemu_of_another_user(installed: Host) -> None:
         attached = until(lambda: vmloop(installed, "ls")["guests"], 60, "it is attached again")
         assert attached[0]["nics"][0]["tap"] == tap
         installed.run(["vmloop", "detach", "still"], timeout=120)
+
+
+@pytest.mark.lab(guests=0, init="systemd", memory=2048)
+def test_rules_of_the_stream_path(installed: Host) -> None:
+    """The unit loads them where the module is; without the module, or without rules, it does nothing."""
+
+    def state() -> str:
+        installed.run("systemctl restart vmloop-stream-rules", check=False)
+        return installed.run("systemctl is-active vmloop-stream-rules", check=False).out.strip()
+
+    assert installed.run("systemctl is-enabled vmloop-stream-rules").out.strip() == "enabled"
+    installed.run("printf 'tcp --port 22\\ntcp --port 5432-5433\\n' >/etc/vmloop/stream.rules")
+    try:
+        assert state() == "inactive"
+        installed.run("modprobe vmloop_tcp")
+        assert state() == "active"
+        rules = json.loads(installed.run("vmloop stream rules --json").out)
+        assert [one["ports"] for one in rules] == [[22, 22], [5432, 5433]]
+        installed.run("echo udp >/etc/vmloop/stream.rules; ! systemctl reload vmloop-stream-rules")
+        assert "no rule was changed" in installed.run("journalctl -q -u vmloop-stream-rules -b --no-pager").out
+    finally:
+        installed.run("rmmod vmloop_tcp; rm -f /etc/vmloop/stream.rules", check=False)

@@ -4,6 +4,7 @@
 mod explain;
 mod genl;
 mod netlink;
+mod rule_file;
 pub mod rules;
 mod streams;
 

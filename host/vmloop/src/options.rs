@@ -180,6 +180,12 @@ pub enum Stream {
     /// Add a rule, which holds at once, and print its number; it matches where all that is
     /// given does
     Add(Rule),
+    /// Have the rules of a file instead of those that there are: in each line what `add`
+    /// takes, and comments behind a #
+    Load {
+        /// The file, such as /etc/vmloop/stream.rules
+        file: PathBuf,
+    },
     /// Remove a rule
     Remove {
         /// Its number

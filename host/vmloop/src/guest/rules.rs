@@ -13,6 +13,7 @@ use anyhow::Context;
 use netlink_packet_core::{DefaultNla, NLM_F_DUMP};
 
 use super::genl::{Connection, Message, ip, kind, number, value};
+use super::rule_file;
 use crate::options::{Carrier, Ports, Rule as Wanted, Stream as Command};
 use crate::table::{Table, dash};
 
@@ -235,6 +236,69 @@ fn list(module: &mut Connection) -> anyhow::Result<Vec<Rule>> {
     Ok(rules)
 }
 
+/// All that is asked of the module for a rule.
+fn whole(wanted: &Wanted) -> anyhow::Result<Vec<DefaultNla>> {
+    let mut attributes = attributes(wanted);
+    if let Some(path) = &wanted.cgroup {
+        attributes.push(DefaultNla::new(CGROUP, cgroup(path)?.to_ne_bytes().to_vec()));
+    }
+    if let Some(name) = &wanted.netns {
+        attributes.push(DefaultNla::new(NETNS, netns(name)?.to_ne_bytes().to_vec()));
+    }
+    Ok(attributes)
+}
+
+/// Adds a rule; returns its number.
+fn add(module: &mut Connection, attributes: Vec<DefaultNla>) -> anyhow::Result<u32> {
+    let replies = module.ask(RULE_ADD, attributes, 0).map_err(explain)?;
+    let rule = replies.first().map(Rule::from).context("the module said no number")?;
+    u32::try_from(rule.id).context("a rule's number")
+}
+
+fn remove(module: &mut Connection, id: u32) -> anyhow::Result<()> {
+    let id = DefaultNla::new(ID, id.to_ne_bytes().to_vec());
+    module.ask(RULE_REMOVE, vec![id], 0).map_err(explain)?;
+    Ok(())
+}
+
+/// Has the rules of a file instead of those that there are. One whose cgroup or namespace is not
+/// there is left out, and the others hold all the same; what the module refuses changes nothing.
+fn load(module: &mut Connection, path: &Path) -> anyhow::Result<()> {
+    let mut left_out = Vec::new();
+    let mut wanted = Vec::new();
+    for (line, rule) in rule_file::read(path)? {
+        match whole(&rule) {
+            Ok(attributes) => wanted.push((line, attributes)),
+            Err(error) => left_out.push(format!("line {line}: {error:#}")),
+        }
+    }
+    let before = list(module)?;
+    let mut added = Vec::new();
+    for (line, attributes) in wanted {
+        match add(module, attributes) {
+            Ok(id) => added.push(id),
+            Err(error) => {
+                for id in added {
+                    remove(module, id)?;
+                }
+                let place = format!("{}, line {line}: the rules are as before", path.display());
+                return Err(error.context(place));
+            }
+        }
+    }
+    // Last: at no time neither the old ones hold nor the new ones.
+    for rule in before {
+        remove(module, u32::try_from(rule.id).context("a rule's number")?)?;
+    }
+    anyhow::ensure!(
+        left_out.is_empty(),
+        "{}: these rules were left out, all others hold\n  {}",
+        path.display(),
+        left_out.join("\n  ")
+    );
+    Ok(())
+}
+
 /// Runs a command.
 ///
 /// # Errors
@@ -250,24 +314,11 @@ pub fn run(command: &Command) -> anyhow::Result<()> {
             if *json { crate::host::print_json(out, &rules) } else { Ok(show(out, &rules)?) }
         }
         Command::Add(wanted) => {
-            let mut attributes = attributes(wanted);
-            if let Some(path) = &wanted.cgroup {
-                attributes.push(DefaultNla::new(CGROUP, cgroup(path)?.to_ne_bytes().to_vec()));
-            }
-            if let Some(name) = &wanted.netns {
-                attributes.push(DefaultNla::new(NETNS, netns(name)?.to_ne_bytes().to_vec()));
-            }
-            let replies = module.ask(RULE_ADD, attributes, 0).map_err(explain)?;
-            for rule in replies.iter().map(Rule::from) {
-                writeln!(io::stdout(), "{}", rule.id)?;
-            }
-            Ok(())
+            let id = add(&mut module, whole(wanted)?)?;
+            Ok(writeln!(io::stdout(), "{id}")?)
         }
-        Command::Remove { id } => {
-            let id = DefaultNla::new(ID, id.to_ne_bytes().to_vec());
-            module.ask(RULE_REMOVE, vec![id], 0).map_err(explain)?;
-            Ok(())
-        }
+        Command::Load { file } => load(&mut module, file),
+        Command::Remove { id } => remove(&mut module, *id),
     }
 }
 
