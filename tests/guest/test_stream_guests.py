@@ -7,7 +7,7 @@ What of it needs no second guest is in test_stream.py.
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from vmlab import CommandFailed
@@ -17,6 +17,7 @@ from tests.guest.net import HERE, POLICY, TOOLS, Net, at_once, until
 
 DUPLEX = str(TOOLS / "duplex")
 CROWD = str(TOOLS / "crowd")
+LAST = str(TOOLS / "last")
 PORT = 5511
 CONNECTIONS, BUSY, BUSY_SECONDS = 1000, 100, 20
 IDLE = 8
@@ -197,6 +198,36 @@ def test_rules(net: Net, streams: Streams) -> None:
         streams.rule("remove", against)
 
 
+FILE = "/run/stream.rules"
+
+
+def test_rules_of_a_file(net: Net, streams: Streams) -> None:
+    """They replace those that there are. What cannot hold is named, and what is wrong changes nothing."""
+    g1 = streams.g1
+
+    def load(text: str) -> None:
+        g1.run(f"cat >{FILE}", stdin=text)
+        streams.rule("load", FILE)
+
+    def ports() -> list[tuple[bool, list[int] | None]]:
+        return [(one["lanes"], one["ports"]) for one in streams.rules()]
+
+    wanted = [(False, [5432, 5433]), (True, None)]
+    load("# databases\ntcp --port 5432-5433\n\nlanes --address 10.0.0.0/8  # all others\n")
+    assert ports() == wanted
+    with pytest.raises(CommandFailed, match=r"no rule was changed\n  line 2: .*udp"):
+        load("tcp --port 1\nudp --port 2\n")
+    assert ports() == wanted
+    with pytest.raises(CommandFailed, match=r"left out, all others hold\n  line 1: no cgroup: .*nowhere"):
+        load("tcp --cgroup /nowhere\ntcp --port 7\n")
+    assert ports() == [(False, [7, 7])]
+    with pytest.raises(CommandFailed, match=r"line 256: the rules are as before: there are as many rules"):
+        load("tcp --port 8\n" * 256)
+    assert ports() == [(False, [7, 7])]
+    load("tcp --port 22\n")
+    assert ports() == [(False, [22, 22])]
+
+
 CGROUP = "/sys/fs/cgroup/apart"
 NAMESPACE = "apart"
 
@@ -286,6 +317,46 @@ def test_peer_stands_still(net: Net, streams: Streams) -> None:
         until(lambda: streams.counter("rx_bytes") - before > 1 << 20, 60 * net.slow, "bytes come by lanes again")
         streams.check(client)
     assert streams.counter("reset") == 0
+
+
+FIRST = 64 << 10
+"""Bytes that go by TCP before a lane is there."""
+
+
+def test_last_words(net: Net, streams: Streams) -> None:
+    """A peer dies while its lanes are full: all that its program had sent can be read, and then TCP's error follows.
+
+    One program reads at once, the other when its socket has the error already.
+    """
+    g1, g2 = streams.g1, streams.g2
+    g2.run(f"echo 1 >{PARAMETERS}/after_bytes")
+    ports = (PORT + 1, PORT + 2)
+    with ExitStack() as stack:
+        readers = [stack.enter_context(net.serving(g1, LAST, "read", str(port))) for port in ports]
+        senders = [stack.enter_context(g2.popen([LAST, "send", g1.ip, str(port), str(FIRST)])) for port in ports]
+        for sender in senders:
+            sender.wait_for("first", 60 * net.slow)
+        until(lambda: len(streams.lanes(g2)) == len(senders), 60 * net.slow, "each has a lane")
+        before = streams.counter("rx_bytes")
+        for sender in senders:
+            sender.terminate()
+        sent = [int(sender.wait_for(r"all (\d+)", 120 * net.slow)[1]) for sender in senders]
+        assert {bool(one["tx_queue"]) for one in streams.lanes(g2)} == {True}, "the lanes are empty"
+        assert streams.counter("rx_bytes") == before, "something was read"
+        g2.kill()
+        readers[0].terminate()
+        dead = f"sport = :{ports[1]}"
+        until(
+            lambda: not g1.run(f"ss -Htn state established '{dead}'").out.strip(),
+            120 * net.slow,
+            "TCP has given the connection up",
+        )
+        readers[1].terminate()
+        ends = [json.loads(reader.wait(120 * net.slow).out.splitlines()[-1]) for reader in readers]
+    g2.start()
+    net.ensure()
+    assert [(end["bytes"], end["right"]) for end in ends] == [(count, True) for count in sent]
+    assert {end["end"] for end in ends} <= {"ETIMEDOUT", "EHOSTUNREACH"}
 
 
 @pytest.mark.kvm_only
