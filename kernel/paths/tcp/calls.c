@@ -157,9 +157,9 @@ static int call_recvmsg(struct sock *sk, struct msghdr *msg, size_t size, int fl
 }
 
 #ifdef HAVE_SOCK_NO_SENDPAGE
-/* Before MSG_SPLICE_PAGES. A lane copies; TCP takes the page. */
-static int call_sendpage(struct sock *sk, struct page *page, int offset, size_t size,
-			 int flags)
+/* By a lane, which copies; or where it takes a wait. */
+static noinline int sendpage_slowly(struct sock *sk, struct page *page, int offset, size_t size,
+				    int flags)
 {
 	struct msghdr msg = { .msg_flags = flags | STREAM_IS_PAGE };
 	struct bio_vec part = {
@@ -172,6 +172,24 @@ static int call_sendpage(struct sock *sk, struct page *page, int offset, size_t 
 		msg.msg_flags |= MSG_MORE;
 	iov_iter_bvec(&msg.msg_iter, ITER_SOURCE, &part, 1, size);
 	return do_sendmsg(sk, &msg, size);
+}
+
+/* Before MSG_SPLICE_PAGES: a file goes page by page, and what is done for each shows. */
+static int call_sendpage(struct sock *sk, struct page *page, int offset, size_t size,
+			 int flags)
+{
+	int users = srcu_read_lock(&stream_users);
+	struct stream *stream = stream_get(sk);
+	int done = -EAGAIN;
+
+	if (stream) {
+		done = stream_send_page(stream, page, offset, size, flags);
+		stream_put(stream);
+	}
+	if (done == -EAGAIN)
+		done = sendpage_slowly(sk, page, offset, size, flags);
+	srcu_read_unlock(&stream_users, users);
+	return done;
 }
 #endif
 

@@ -133,6 +133,37 @@ static int send_page(struct stream *stream, struct msghdr *msg, size_t size)
 		iov_iter_advance(&msg->msg_iter, done);
 	return done;
 }
+
+/**
+ * stream_send_page() - what sendpage() is as a rule: TCP carries the stream, and has room
+ * @stream: its stream
+ * @page: what to send of
+ * @offset: where in it
+ * @size: bytes
+ * @flags: as of sendpage(), by the kernel's own callers
+ *
+ * A file goes page by page: all that stream_send() gets ready for a wait shows in its rate.
+ *
+ * Return: bytes that were taken; -EAGAIN if stream_send() is to try; or another negative errno, of
+ * which TCP has told the program.
+ */
+int stream_send_page(struct stream *stream, struct page *page, int offset, size_t size, int flags)
+{
+	int done = -EAGAIN;
+
+	if (READ_ONCE(stream->tx) != STREAM_TX_TCP || test_bit(STREAM_SHUT, &stream->flags) ||
+	    !mutex_trylock(&stream->tx_mutex))
+		return -EAGAIN;
+	if (READ_ONCE(stream->tx) == STREAM_TX_TCP) {
+		WRITE_ONCE(stream->more, flags & (MSG_MORE | MSG_SENDPAGE_NOTLAST));
+		done = stream_base[stream->family]->sendpage(stream->sk, page, offset, size,
+							     flags | MSG_DONTWAIT);
+	}
+	mutex_unlock(&stream->tx_mutex);
+	if (done > 0)
+		stream_moved(stream, done, true);
+	return done;
+}
 #else
 static int send_page(struct stream *stream, struct msghdr *msg, size_t size)
 {

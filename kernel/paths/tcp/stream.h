@@ -585,6 +585,9 @@ bool stream_spin(struct stream *stream, struct stream_spin *spin,
 void stream_spin_learn(struct stream *stream, struct stream_spin *spin, u64 began);
 
 /* send.c, receive.c; process context */
+#ifdef HAVE_SOCK_NO_SENDPAGE
+int stream_send_page(struct stream *stream, struct page *page, int offset, size_t size, int flags);
+#endif
 int stream_send(struct stream *stream, struct msghdr *msg, size_t size);
 void stream_keep_error(struct sock *sk, int err);
 int stream_send_by_tcp(struct stream *stream, void *from, size_t size);

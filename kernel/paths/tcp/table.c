@@ -27,11 +27,19 @@ static u32 sock_hash(const void *key, u32 size, u32 unused)
 	return hash_64((unsigned long)*(const struct sock *const *)key, 32);
 }
 
+static int is_another(struct rhashtable_compare_arg *arg, const void *one)
+{
+	const struct stream *stream = one;
+
+	return stream->sk != *(const struct sock *const *)arg->key;
+}
+
 static const struct rhashtable_params by_sock = {
 	.key_len = sizeof(struct sock *),
 	.key_offset = offsetof(struct stream, sk),
 	.head_offset = offsetof(struct stream, by_sock),
 	.hashfn = sock_hash,
+	.obj_cmpfn = is_another,
 	.automatic_shrinking = true,
 };
 
