@@ -257,6 +257,10 @@ const char *vmloop_channel_state_name(enum vmloop_channel_state state);
 int vmloop_table_make(struct vmloop_channel *channel);
 void vmloop_table_free(struct vmloop_channel *channel);
 
+/* room.c */
+int vmloop_room_take(struct vmloop_channel *channel, const struct vmloop_lane_ask *ask,
+		     u32 *size, u32 *offset);
+
 /* lane.c */
 struct vmloop_lane *vmloop_lane_only(struct vmloop_channel *channel,
 				     const struct vmloop_path *path);

@@ -14,7 +14,6 @@
  * no life of its own.
  */
 #include <linux/delay.h>
-#include <linux/log2.h>
 #include <linux/slab.h>
 
 #include "core.h"
@@ -262,23 +261,6 @@ static struct vmloop_lane *lane_make(struct vmloop_channel *channel, u32 number,
 	return lane;
 }
 
-/* Memory for our ring, of the size asked for or the largest that there is. */
-static int ring_take(struct vmloop_channel *channel, u32 *size, u32 *offset)
-{
-	bool any = !*size;
-	int err;
-
-	if (any)
-		*size = vmloop_channel_ring_max(channel);
-	do {
-		err = vmloop_area_take(&channel->area, *size, offset);
-		if (err != -ENOSPC || !any)
-			return err;
-		*size /= 2;
-	} while (*size >= VMLOOP_RING_MIN);
-	return err;
-}
-
 /* Describe our ring in our entry. It begins where the last one of the number ended. */
 static int ring_describe(struct vmloop_lane *lane,
 			 const struct vmloop_lane_ask *ask)
@@ -289,10 +271,10 @@ static int ring_describe(struct vmloop_lane *lane,
 	const struct vmloop_shm_entry *theirs =
 		vmloop_region_their_entry(&channel->region, lane->number);
 	struct vmloop_slot *slot = slot_of(lane);
-	u32 size = ask->ring_size;
+	u32 size;
 	int err;
 
-	err = ring_take(channel, &size, &lane->data);
+	err = vmloop_room_take(channel, ask, &size, &lane->data);
 	if (err)
 		return err;
 	err = vmloop_ring_tx_init(&lane->tx, lane->path->grain,
@@ -309,6 +291,7 @@ static int ring_describe(struct vmloop_lane *lane,
 	WRITE_ONCE(ours->bell, 0);
 	WRITE_ONCE(ours->features, lane->path->features);
 	memcpy(ours->path, ask->say, sizeof(ours->path));
+	memcpy(lane->owners, ask->owners, sizeof(lane->owners));
 	lane->priv = ask->priv;
 	lane->slot = ask->slot;
 	lane->spread = ask->spread;
@@ -381,38 +364,6 @@ struct vmloop_lane *vmloop_channel_slot(const struct vmloop_channel *channel,
 }
 EXPORT_SYMBOL_GPL(vmloop_channel_slot);
 
-/**
- * vmloop_channel_ring_max() - how large a ring of ours can be
- * @channel: the channel, with a table of lanes
- *
- * Context: core mutex held.
- * Return: bytes of the largest ring if there is no other lane, a power of two.
- */
-u32 vmloop_channel_ring_max(const struct vmloop_channel *channel)
-{
-	u64 data = min_t(u64, VMLOOP_RING_MAX, channel->region.tx_size);
-
-	/* Never all of our data, for the sake of other lanes. */
-	return rounddown_pow_of_two(data - 1);
-}
-EXPORT_SYMBOL_GPL(vmloop_channel_ring_max);
-
-/**
- * vmloop_channel_free() - how much of our data no lane has
- * @channel: the channel, with a table of lanes
- * @largest: set to the largest ring of that, in bytes
- *
- * Context: core mutex held.
- * Return: bytes.
- */
-u32 vmloop_channel_free(const struct vmloop_channel *channel, u32 *largest)
-{
-	lockdep_assert_held(&vmloop_mutex);
-	*largest = vmloop_area_largest(&channel->area) * VMLOOP_SHM_PAGE;
-	return channel->area.left * VMLOOP_SHM_PAGE;
-}
-EXPORT_SYMBOL_GPL(vmloop_channel_free);
-
 /* Whether the host's policy has lanes of a path for the two. */
 static bool policy_has(const struct vmloop_channel *channel,
 		       const struct vmloop_path *path)
@@ -432,11 +383,11 @@ static bool policy_has(const struct vmloop_channel *channel,
  * Context: process context, from the path's channel_open or lane_up, or
  * vmloop_channel_do().
  * Return: the lane, which the path may use until its lane_close; or -ENOSPC: no
- * number or no memory is free; -EBUSY: the peer has not let go of most of our
- * memory; -EINVAL: the ring's size is none, or the slot; -EOPNOTSUPP: the
- * channel has no table of lanes; -ENOTCONN: it is ending; -EEXIST: the slot has
- * a lane; -ENODEV: the path is not registered; -EACCES: the host's policy has no such
- * lanes for the peer; or what its lane_open returned.
+ * number or no memory is free; -EDQUOT: it is, but above the share of whom the lane is
+ * for; -EBUSY: the peer has not let go of most of our memory; -EINVAL: the ring's size
+ * is none, or the slot; -EOPNOTSUPP: the channel has no table of lanes; -ENOTCONN: it is
+ * ending; -EEXIST: the slot has a lane; -ENODEV: the path is not registered; -EACCES: the
+ * host's policy has no such lanes for the peer; or what its lane_open returned.
  */
 struct vmloop_lane *vmloop_channel_lane(struct vmloop_channel *channel,
 					const struct vmloop_path *path,

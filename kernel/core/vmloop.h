@@ -48,6 +48,7 @@
 #include <linux/u64_stats_sync.h>
 #include <linux/workqueue.h>
 
+#include "owner.h"
 #include "ring.h"
 #include "vmloop_lanes.h"
 
@@ -245,6 +246,7 @@ enum vmloop_lane_phase {
  * @stall_until: the core's: in jiffies; of the same
  * @stall: the core's: watches over what is not consumed
  * @data: the core's: where in our data its ring is
+ * @owners: the core's: whom it is for
  * @deadline: the core's: when draining ends, in jiffies
  * @reason: the core's: VMLOOP_REASON_*, why it is closed
  * @refs: the core's: one for the core, others by vmloop_lane_get()
@@ -272,6 +274,7 @@ struct vmloop_lane {
 	unsigned long stall_until;
 	struct timer_list stall;
 	u32 data;
+	struct vmloop_owner owners[VMLOOP_OWNERS];
 	unsigned long deadline;
 	u32 reason;
 	struct kref refs;
@@ -292,6 +295,9 @@ struct vmloop_lane {
  * @spread: becomes the lane's
  * @say: the path's own bytes, for the other side's path
  * @priv: becomes the lane's
+ * @owners: whom it is for, at our end; all zero: nobody, and nothing bounds it
+ * @share: percent of our memory that each of them may have, for rings of this channel, of
+ *	what others leave: see owner.h; from 1 to 100, which bounds nothing
  */
 struct vmloop_lane_ask {
 	u32 ring_size;
@@ -299,6 +305,8 @@ struct vmloop_lane_ask {
 	u32 spread;
 	u8 say[VMLOOP_LANE_BYTES];
 	void *priv;
+	struct vmloop_owner owners[VMLOOP_OWNERS];
+	u32 share;
 };
 
 /**
@@ -376,6 +384,10 @@ struct vmloop_lane *vmloop_channel_lane(struct vmloop_channel *channel,
 					const struct vmloop_lane_ask *ask);
 u32 vmloop_channel_ring_max(const struct vmloop_channel *channel);
 u32 vmloop_channel_free(const struct vmloop_channel *channel, u32 *largest);
+u32 vmloop_channel_left(const struct vmloop_channel *channel,
+			const struct vmloop_lane_ask *ask);
+int vmloop_channel_try(struct vmloop_channel *channel,
+		       const struct vmloop_lane_ask *ask);
 struct vmloop_lane *vmloop_channel_slot(const struct vmloop_channel *channel,
 					const struct vmloop_path *path,
 					u32 slot);

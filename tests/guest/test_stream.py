@@ -8,8 +8,9 @@ import errno
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -757,4 +758,104 @@ def test_policy_of_one_end(stage: str, streams: Streams, end: str) -> None:
         client.terminate()
         result = client.wait(60)
     assert result.code == 0, result.err
+    assert streams.counter("reset") == 0
+
+
+CGROUPS = "/run/cgroups"
+REST = 200
+"""Milliseconds between two records of a connection: dozens of them leave the machine time for other programs."""
+
+
+class Owner:
+    """Whose programs are: a user, by number, in a cgroup."""
+
+    def __init__(self, streams: Streams, user: int, cgroup: str, port: int) -> None:
+        self.streams = streams
+        self.user = user
+        self.cgroup = f"{CGROUPS}{cgroup}"
+        self.port = port
+
+    def _popen(self, namespace: str, *words: object) -> Process:
+        enter = f'echo 0 >{self.cgroup}/cgroup.procs && exec "$@"'
+        who = ["setpriv", f"--reuid={self.user}", "--clear-groups", TOOLS / "duplex", *words]
+        return self.streams.host.popen(["sh", "-c", enter, "sh", *inside(namespace, *who)])
+
+    @contextmanager
+    def busy(self, connections: int) -> Iterator[None]:
+        """Both ends of so many connections, for the time of the block."""
+        with self._popen("b", "serve", self.port, REST) as server:
+            server.wait_for("ready", 60)
+            with self._popen("a", "run", IP[1], self.port, connections, 3600, REST) as client:
+                yield
+                client.terminate()
+                result = client.wait(120)
+        assert result.code == 0, result.err
+
+    def ends(self) -> list[dict]:
+        """Its connections, at the end that asks for lanes."""
+        found = json.loads(self.streams.host.run(inside("a", BIN / "vmloop", "--guest", "streams", "--json")).out)
+        return [one for one in found if one["remote"] == f"{IP[1]}:{self.port}"]
+
+
+def settled(owners: list[Owner], why: str) -> int:
+    """Bytes of rings that they have together when no more come, as those without one are refused for that reason."""
+    last: list[tuple[list[int], set[str]]] = []
+
+    def is_so() -> bool:
+        time.sleep(0.5)
+        ends = [end for owner in owners for end in owner.ends()]
+        rings = sorted(end["ring_size"] for end in ends if end["ring_size"])
+        last[:] = [*last[-4:], (rings, {end["state"] for end in ends if end["ring_size"]})]
+        reasons = {end["why"] for end in ends if end["why"]}
+        return last == [(rings, {"lane"} if rings else set())] * 5 and why in reasons
+
+    until(is_so, 120, f"connections have what they get, others none: {why}")
+    return sum(last[-1][0])
+
+
+@pytest.mark.parametrize("by", ["user", "cgroup"])
+def test_share_of_an_owner(stage: str, streams: Streams, by: str) -> None:
+    """Who is busy with many connections has a share of the memory, and others get lanes; it is free again at the end.
+
+    By user: all are in the first cgroup, which has no share. By cgroup: the first one has two users.
+    """
+    host = streams.host
+    share = f"{PARAMETERS}/owner_share"
+    for wrong in (0, 101, "all"):
+        assert host.run(f"echo {wrong} >{share}", check=False).code != 0
+    assert host.run(f"cat {share}").out.strip() == "75"
+    cgroups = ["", ""] if by == "user" else ["/one", "/other"]
+    users = [1001] if by == "user" else [1001, 1002]
+    first = [Owner(streams, user, cgroups[0], PORT + user) for user in users]
+    other = Owner(streams, 1003, cgroups[1], PORT)
+    streams.leave_after(1)
+    host.run(f"mkdir -p {CGROUPS} && mount -t cgroup2 cgroup2 {CGROUPS} && mkdir -p {CGROUPS}/one {CGROUPS}/other")
+
+    @contextmanager
+    def busy() -> Iterator[None]:
+        with ExitStack() as stack:
+            for owner in first:
+                stack.enter_context(owner.busy(24 // len(first)))
+            yield
+
+    try:
+        host.run(f"echo 100 >{share}")
+        with busy():
+            most = settled(first, "room")
+            with other.busy(2):
+                assert not settled([other], "room")
+        until(lambda: not any(owner.ends() for owner in first), 30, "connections that have ended are not listed")
+        host.run(f"echo 50 >{share}")
+        had = []
+        for _ in range(2):
+            with busy():
+                had.append(settled(first, "quota"))
+                with other.busy(2):
+                    until(lambda: any(end["state"] == "lane" for end in other.ends()), 30, "the other has a lane")
+            until(lambda: not any(owner.ends() for owner in [*first, other]), 30, "all have ended")
+    finally:
+        host.run(f"rmdir {CGROUPS}/one {CGROUPS}/other; umount {CGROUPS}", check=False)
+    # But for less than a ring, all of the memory is had by somebody when there is no bound.
+    assert most // 2 - (64 << 10) <= had[0] <= most // 2 + (32 << 10), (most, had)
+    assert had[0] == had[1], f"what has ended still counts: {had}"
     assert streams.counter("reset") == 0

@@ -233,7 +233,29 @@ AREA = [
     Mutant("give: not told above", "= order + 1;\n\tupdate_above(area, node, order);\n", "= order + 1;\n"),
 ]
 
-FILES = {"area": AREA, "life": LIFE, "news": NEWS}
+OWNER = [
+    Mutant("whose: what is nobody's", "\tif (one->kind == VMLOOP_OWNER_NONE)\n\t\treturn false;\n", ""),
+    Mutant("whose: of any kind", "owners[i].kind == one->kind && ", ""),
+    Mutant("whose: any of that kind", " && owners[i].id == one->id)", ")"),
+    Mutant("whose: half of the number", "owners[i].id == one->id", "(u32)owners[i].id == (u32)one->id"),
+    Mutant("whose: the first one's", "for (i = 0; i < VMLOOP_OWNERS; i++)\n\t\tif (owners", "i = 0;\n\t\tif (owners"),
+    Mutant("add: for everybody", "if (is_one_of(&sum->owners[i], owners))", "if (owners)"),
+    Mutant("add: for the first", "for (i = 0; i < VMLOOP_OWNERS; i++)\n\t\tif (is", "i = 0;\n\t\tif (is"),
+    Mutant("add: the last one alone", "sum->bytes[i] += size;", "sum->bytes[i] = size;"),
+    Mutant("left: of what is free", "(bytes + unused) / VMLOOP", "unused / VMLOOP"),
+    Mutant("left: in bytes", "pages * share / 100 * VMLOOP_SHM_PAGE", "pages * VMLOOP_SHM_PAGE * share / 100"),
+    Mutant("left: rounded down first", "pages * share / 100", "pages / 100 * share"),
+    Mutant("left: half of a share is none", "\tif (limit < VMLOOP_OWNER_LEAST)\n", "\tif (0)\n"),
+    Mutant("left: never more than the least", "if (limit < VMLOOP_OWNER_LEAST)", "if (limit > VMLOOP_OWNER_LEAST)"),
+    Mutant("left: less than nothing", "return limit > bytes ? limit - bytes : 0;", "return limit - bytes;"),
+    Mutant("left: as if one had nothing", "? limit - bytes : 0", "? limit : 0"),
+    Mutant("left: nobody has a share", "\t\tif (sum->owners[i].kind == VMLOOP_OWNER_NONE)\n\t\t\tcontinue;\n", ""),
+    Mutant("left: of the last", "if (left < least)", "if (left)"),
+    Mutant("left: of who has most", "if (left < least)", "if (least == ~0U || left > least)"),
+    Mutant("left: the first one's", "for (i = 0; i < VMLOOP_OWNERS; i++) {", "for (i = 0; i < 1; i++) {"),
+]
+
+FILES = {"area": AREA, "life": LIFE, "news": NEWS, "owner": OWNER}
 
 
 def killed_by(source: str, name: str, noticed_by: str, out: Path) -> str:

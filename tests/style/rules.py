@@ -89,7 +89,7 @@ def modules_name_no_other(path: PurePosixPath, text: str) -> Iterator[str]:
                 yield f"line {number}: names the module {other}"
 
 
-PURE = ("ring", "area", "life", "news")
+PURE = ("ring", "area", "life", "news", "owner")
 """Files of the core that see nothing of the kernel, and are tested in user space."""
 
 

@@ -50,6 +50,21 @@ unsigned long stream_unsent_max;
 module_param_named(unsent_max, stream_unsent_max, ulong, 0644);
 MODULE_PARM_DESC(unsent_max, "bytes that all connections together keep of what their peers have not answered for since a lane ended; what is beyond is reset (default: a 64th of the memory, 16 MiB at least)");
 
+static int set_owner_share(const char *value, const struct kernel_param *parameter)
+{
+	return param_set_uint_minmax(value, parameter, 1, 100);
+}
+
+static const struct kernel_param_ops owner_share_ops = {
+	.set = set_owner_share,
+	.get = param_get_uint,
+};
+
+/* Most guests have one user who needs it, and others for whom a lane or two must be left. */
+unsigned int stream_owner_share = 75;
+module_param_cb(owner_share, &owner_share_ops, &stream_owner_share, 0644);
+MODULE_PARM_DESC(owner_share, "percent of a channel's memory for lanes, of what others leave of it, that one user's connections may have, and one cgroup's, from 1 to 100 (100: all)");
+
 /* Whoever looks after a guest by ssh does not want to lose it to an experiment. */
 unsigned int stream_left_out[STREAM_LEFT_OUT_MAX] = { 22 };
 unsigned int stream_left_out_count = 1;

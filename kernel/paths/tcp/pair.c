@@ -61,7 +61,7 @@
  * there are the smaller new ones become, down to a size that still takes a large write.
  */
 #define RING_PART	4
-#define RING_LEAST	(64U << 10)
+#define RING_LEAST	VMLOOP_OWNER_LEAST
 
 /* Whether TCP will look for another route before it sends again. Only TCP may let go of it. */
 static bool is_stale(const struct sock *sk, struct dst_entry *dst)
@@ -292,14 +292,19 @@ static void say(const struct stream *stream, struct stream_say *say)
 	};
 }
 
-static u32 ring_size(const struct vmloop_channel *channel)
+/* What our ring is to be, and whom it is for. */
+static void plan_ring(const struct vmloop_channel *channel, const struct sock *sk,
+		      struct vmloop_lane_ask *ask)
 {
 	u32 largest, part = vmloop_channel_free(channel, &largest) / RING_PART;
 	u32 size = stream_ring_size;
 
+	stream_owners(sk, ask->owners);
+	ask->share = READ_ONCE(stream_owner_share);
+	largest = min(largest, vmloop_channel_left(channel, ask));
 	while (size > RING_LEAST && size > min(part, largest))
 		size /= 2;
-	return size;
+	ask->ring_size = size;
 }
 
 struct opening {
@@ -310,12 +315,10 @@ struct opening {
 static void open_in(struct vmloop_channel *channel, void *data)
 {
 	struct opening *opening = data;
-	struct vmloop_lane_ask ask = {
-		.ring_size = ring_size(channel),
-		.priv = opening->stream,
-	};
+	struct vmloop_lane_ask ask = { .priv = opening->stream };
 	struct stream_say said;
 
+	plan_ring(channel, opening->stream->sk, &ask);
 	say(opening->stream, &said);
 	memcpy(ask.say, &said, sizeof(said));
 	opening->lane = vmloop_channel_lane(channel, &stream_path, &ask);
@@ -398,7 +401,8 @@ void stream_heed_directory(void)
  */
 void stream_not_now(struct stream *stream, enum stream_why why)
 {
-	bool passes = why == STREAM_WHY_ROOM || why == STREAM_WHY_BUSY;
+	bool passes = why == STREAM_WHY_ROOM || why == STREAM_WHY_QUOTA ||
+		      why == STREAM_WHY_BUSY;
 	unsigned int most = passes ? AGAIN_SOON_MAX : AGAIN_MAX;
 
 	if (why == STREAM_WHY_CHANNEL || why == STREAM_WHY_POLICY ||
@@ -476,6 +480,8 @@ static enum stream_why why_failed(int err)
 	case -ENOSPC:
 	case -ENOMEM:
 		return STREAM_WHY_ROOM;
+	case -EDQUOT:
+		return STREAM_WHY_QUOTA;
 	case -EOPNOTSUPP:
 		return STREAM_WHY_PEER;	/* its modules, or the agent, are older */
 	default:
@@ -568,9 +574,32 @@ static struct stream *stream_of(const struct vmloop_lane *lane, u64 *nonce, u32 
 	return NULL;
 }
 
+/* Why a connection of ours is not to have the lane that the peer has opened for it. */
+static u32 may_not_have(struct stream *stream, const struct vmloop_lane *lane,
+			struct vmloop_lane_ask *ask)
+{
+	enum stream_why why;
+	u32 refused;
+
+	/* Not as of a connection's lane. */
+	if (stream->active || lane->rx.size > RING_MOST)
+		return REASON_UNFIT;
+	why = may_not_leave(stream);
+	refused = why == STREAM_WHY_BUSY ? REASON_BUSY : REASON_UNFIT;
+	if (why == STREAM_WHY_NONE) {
+		plan_ring(lane->channel, stream->sk, ask);
+		why = why_failed(vmloop_channel_try(lane->channel, ask));
+		/* Whose share it is, is no matter of the peer's. */
+		refused = VMLOOP_REASON_ROOM;
+	}
+	if (why == STREAM_WHY_NONE)
+		return VMLOOP_REASON_NONE;
+	WRITE_ONCE(stream->why, why);
+	return refused;
+}
+
 static u32 lane_wanted(struct vmloop_lane *lane, struct vmloop_lane_ask *ask)
 {
-	enum stream_why why = STREAM_WHY_PEER;	/* not as of a connection's lane */
 	struct stream *stream;
 	u32 refused;
 	u64 nonce;
@@ -578,16 +607,9 @@ static u32 lane_wanted(struct vmloop_lane *lane, struct vmloop_lane_ask *ask)
 	stream = stream_of(lane, &nonce, &refused);
 	if (!stream)
 		return refused;
-	if (!stream->active && lane->rx.size <= RING_MOST) {
-		why = may_not_leave(stream);
-		if (why != STREAM_WHY_NONE)
-			WRITE_ONCE(stream->why, why);
-	}
+	refused = may_not_have(stream, lane, ask);
 	stream_put(stream);
-	ask->ring_size = ring_size(lane->channel);
-	if (why == STREAM_WHY_NONE)
-		return VMLOOP_REASON_NONE;
-	return why == STREAM_WHY_BUSY ? REASON_BUSY : REASON_UNFIT;
+	return refused;
 }
 
 static int lane_open(struct vmloop_lane *lane)

@@ -112,6 +112,7 @@ enum stream_why {
 	STREAM_WHY_UNREAD,	/* the program is to read what is there first */
 	STREAM_WHY_POLICY,	/* the host's policy has no streams for the two */
 	STREAM_WHY_RULE,	/* a rule of the guest's has it stay on TCP */
+	STREAM_WHY_QUOTA,	/* its user, or its cgroup, has its share of the memory */
 	STREAM_WHY_NONE,	/* nothing says so */
 };
 
@@ -453,8 +454,12 @@ extern unsigned int stream_ring_size;
 extern int stream_spin_us;
 extern unsigned int stream_keep_alive;
 extern unsigned long stream_unsent_max;
+extern unsigned int stream_owner_share;
 extern unsigned int stream_left_out[STREAM_LEFT_OUT_MAX];
 extern unsigned int stream_left_out_count;
+
+/* owner.c */
+void stream_owners(const struct sock *sk, struct vmloop_owner *owners);
 
 /* rules.c */
 struct genl_family;

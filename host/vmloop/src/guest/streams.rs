@@ -19,13 +19,13 @@ const STREAM_GET: u8 = 1;
 /// Names of what carries a connection, by number.
 const STATES: [&str; 5] = ["tcp", "opening", "going-over", "lane", "going-back"];
 /// Names of why TCP does, by number.
-const WHY: [&str; 11] = [
+const WHY: [&str; 12] = [
     "young", "asked", "stays", "channel", "room", "peer", "busy", "option", "unread", "policy",
-    "rule",
+    "rule", "quota",
 ];
 
 /// The same in words, in the same order.
-const WORDS: [&str; 11] = [
+const WORDS: [&str; 12] = [
     "too little traffic yet",
     "a lane is being asked for",
     "for good: it ends, or has made a call that lanes do not carry",
@@ -37,6 +37,7 @@ const WORDS: [&str; 11] = [
     "what has come is to be read first",
     "the host's policy has no streams for the two",
     "a rule has it stay there (vmloop stream rules)",
+    "its user, or its cgroup, has its share of the channel's memory",
 ];
 
 /// A connection.
@@ -295,7 +296,7 @@ mod tests {
         one.active = false;
         one.why = "young".into();
         assert_eq!(one.standing(), "tcp: the other end asks for lanes");
-        one.why = "11".into();
+        one.why = "12".into();
         assert_eq!(one.standing(), "tcp", "newer modules");
     }
 
