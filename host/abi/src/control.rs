@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use crate::mapping::Mapping;
 use crate::memory;
 use crate::message::AgentMessage;
-use crate::ring::{Rx, Tx, max_record};
+use crate::ring::{Grain, Rx, Tx, max_record};
 use crate::shm::{self, Header, Lane, Side};
 
 /// Longest payload in bytes that any message of a guest has.
@@ -168,7 +168,10 @@ impl ControlRegion {
     /// [`Broken::Ring`] from then on, once the guest wrote nonsense.
     pub fn receive(&mut self, into: &mut Vec<u8>) -> Result<Option<u16>, Broken> {
         match &mut self.rings {
-            Some((_, rx)) => rx.pop(into, MESSAGE_MAX).map_err(|_| Broken::Ring),
+            Some((_, rx)) => rx
+                .pop(into, MESSAGE_MAX)
+                .map(|record| record.map(|(kind, _)| kind))
+                .map_err(|_| Broken::Ring),
             None => Ok(None),
         }
     }
@@ -193,7 +196,7 @@ impl ControlRegion {
     pub fn send(&mut self, message: &AgentMessage) -> Result<bool, Broken> {
         let Some((tx, _)) = &mut self.rings else { return Ok(true) };
         let (kind, payload) = message.encode();
-        tx.push(kind, &payload).map_err(|_| Broken::Ring)
+        tx.push(kind, 0, &payload).map_err(|_| Broken::Ring)
     }
 
     /// Shows what was sent; true if the guest wants a doorbell.
@@ -234,8 +237,8 @@ fn rings(map: &Mapping, header: &Header, side: usize, offset: u64, size: u32) ->
     // used the lanes before are replaced by these.
     unsafe {
         Some((
-            Tx::new(out, memory::CONTROL_RINGS[side], ours, theirs).ok()?,
-            Rx::new(into, size, ours, theirs).ok()?,
+            Tx::new(Grain::Records, out, memory::CONTROL_RINGS[side], 0, ours, theirs).ok()?,
+            Rx::new(Grain::Records, into, size, 0, ours, theirs).ok()?,
         ))
     }
 }
@@ -288,7 +291,7 @@ impl FakeGuest {
 
     pub fn send(&mut self, kind: u16, payload: &[u8]) -> bool {
         let (tx, _) = self.rings.as_mut().expect("begun");
-        let fits = tx.push(kind, payload).expect("an honest agent");
+        let fits = tx.push(kind, 0, payload).expect("an honest agent");
         tx.publish();
         fits
     }
@@ -302,7 +305,7 @@ impl FakeGuest {
     pub fn receive(&mut self) -> Option<(u16, Vec<u8>)> {
         let (_, rx) = self.rings.as_mut().expect("begun");
         let mut payload = Vec::new();
-        let kind = rx.pop(&mut payload, usize::MAX).expect("an honest agent")?;
+        let (kind, _) = rx.pop(&mut payload, usize::MAX).expect("an honest agent")?;
         self.awaited |= rx.publish();
         Some((kind, payload))
     }

@@ -8,19 +8,23 @@
 //! - [`directory`]: what guests are told of each other;
 //! - [`control`]: the agent's end of a control region, over the ring that is
 //!   compiled from `kernel/core/ring.c`, so that there is one implementation;
-//! - [`memory`]: sealed memory for regions, and the layout of channels.
+//! - [`memory`]: sealed memory for regions, and the layout of channels;
+//! - [`table`]: one side of a channel of version 2, over the same C files as the
+//!   guests' modules: [`ring`], [`life`], and news.
 //!
 //! Everything unsafe of the host side lives in this crate, in the modules
-//! `ring`, `mapping`, `control` and `readiness`.
+//! `ring`, `life`, `table`, `mapping`, `control` and `readiness`.
 
 pub mod address;
 pub mod control;
 pub mod directory;
 pub mod lanes;
 pub mod layout;
+pub mod life;
 mod mapping;
 pub mod memory;
 pub mod message;
 pub mod readiness;
-mod ring;
+pub mod ring;
 pub mod shm;
+pub mod table;
