@@ -196,6 +196,9 @@ class Net:
         self.slow = 5 if lab.guest("g1").spec.kernel == "debug" else 3 if self.is_xen else 1
         """By how much deadlines are longer than on an ordinary kernel: an emulated dom0 is soon busy."""
 
+        self.relay = False
+        """Whether the agent puts a relay between guests, instead of memory that they share."""
+
     # The agent
 
     def command(self, *words: str, check: bool = True, timeout: float = 60) -> Any:
@@ -234,6 +237,8 @@ class Net:
         """Start the agent; returns when it answers."""
         log = "/run/vmlab/lab/host/vmloopd.log"
         words = f"{HERE}/vmloopd --policy {HERE}/policy.toml --log-level debug"
+        if self.relay:
+            words = f"env VMLOOPD_TEST_RELAY=1 {words}"
         if self.is_xen:
             words += " --hypervisor xen"
         self.agent = self.host.popen(f"exec {words} >>{log} 2>&1")

@@ -5,6 +5,7 @@
 //! The two sides do not wait for each other: what one guest, or its QEMU, does not
 //! do keeps nothing in the other.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use vmloop_abi::shm;
 use crate::end::{Failure, GuestEnd, Medium, Offer, Pending, Place, Region, Spec};
 use crate::event::{ChannelKey, Event, News, Post};
 use crate::mailbox;
+use crate::relayed::Relayed;
 
 /// How long the guest on side 0 may take to make the memory, if it does.
 const OFFER: Duration = Duration::from_secs(10);
@@ -98,27 +100,29 @@ impl Task {
                 Turn::Leaving => return,
             }
         }
-        let region = if medium == Medium::Host && !adopted {
-            match Region::new(ring_size, layout) {
-                Ok(region) => Some(Arc::new(region)),
+        let made = match medium {
+            Medium::Guest => None,
+            Medium::Host | Medium::Relay if adopted => None,
+            Medium::Host | Medium::Relay => match Made::new(medium, tag, ring_size, layout) {
+                Ok(made) => Some(made),
                 Err(error) => {
                     voice.failed(error.to_string(), "").await;
                     return voice.tell(News::Gone).await;
                 }
-            }
-        } else {
-            None
+            },
         };
+        let (regions, _relay) = made.map_or((None, None), |made| (Some(made.regions), made.relay));
         let side = |number: usize| {
             let peer = &guests[1 - number];
             let spec = Spec { tag, side: number, peer: peer.id, epoch: peer.epoch, layout };
             let ((orders, inbox), (opened, is_open)) = (mailbox::mailbox(), oneshot::channel());
             let end = guests[number].place.end(spec);
             let side = Side { number, end, orders: inbox, opened, voice: &voice };
-            (side.run(region.clone(), adopted), orders, is_open)
+            let region = regions.as_ref().map(|regions| Arc::clone(&regions[number]));
+            (side.run(region, adopted), orders, is_open)
         };
         let ((one, to_one, one_opened), (two, to_two, two_opened)) = (side(0), side(1));
-        drop(region);
+        drop(regions);
         let decider = Decider {
             voice: &voice,
             commands,
@@ -135,6 +139,26 @@ impl Task {
         if left == Left::Gone {
             voice.tell(News::Gone).await;
         }
+    }
+}
+
+/// What the host has made for a channel.
+struct Made {
+    /// For each side; the same, or one each with a relay.
+    regions: [Arc<Region>; 2],
+    relay: Option<Relayed>,
+}
+
+impl Made {
+    fn new(medium: Medium, tag: u32, ring_size: u32, layout: Layout) -> io::Result<Self> {
+        let region = || Region::new(ring_size, layout).map(Arc::new);
+        let one = region()?;
+        if medium == Medium::Host || layout != Layout::Table {
+            return Ok(Self { regions: [Arc::clone(&one), one], relay: None });
+        }
+        let other = region()?;
+        let relay = Some(Relayed::start(tag, [&one, &other])?);
+        Ok(Self { regions: [one, other], relay })
     }
 }
 
@@ -361,7 +385,7 @@ impl Decider<'_> {
             }
             open[side] = true;
         }
-        if self.medium == Medium::Host {
+        if self.medium != Medium::Guest {
             self.voice.tell(News::Open).await;
         }
         Ok(true)
@@ -369,7 +393,7 @@ impl Decider<'_> {
 
     /// Waits until the channel is to be closed, for whatever reason.
     async fn serve(&mut self) -> Result<(), Leaving> {
-        let mut offered = self.medium == Medium::Host;
+        let mut offered = self.medium != Medium::Guest;
         let deadline = Instant::now() + OFFER;
         while self.close_by.is_none() {
             let command = if offered || self.adopted {

@@ -29,6 +29,9 @@ pub type Slow<'a> = Box<dyn FnOnce() + Send + 'a>;
 pub enum Medium {
     /// The host, one window and one doorbell for each side; see [`Region`].
     Host,
+    /// The host, a window for each side, and copies from one to the other; see
+    /// [`crate::relayed`].
+    Relay,
     /// The guest on side 0, which offers them to side 1; see [`Offer`].
     Guest,
 }

@@ -32,6 +32,7 @@ pub mod mailbox;
 pub mod metrics;
 pub mod network;
 pub mod qemu;
+pub mod relayed;
 pub mod server;
 pub mod state;
 pub mod xen;

@@ -144,7 +144,7 @@ impl Broker {
                 self.close(channel_key, shm::VMLOOP_CLOSE_PEER_GONE);
                 // Memory of a guest's is its own, or mapped: it says CLOSED yet.
                 let guest = self.guests.get(key);
-                if guest.is_some_and(|guest| guest.handle.place.medium() == Medium::Host) {
+                if guest.is_some_and(|guest| guest.handle.place.medium() != Medium::Guest) {
                     self.side_closed(channel_key, key);
                 }
             }

@@ -13,13 +13,14 @@ use super::device::{Error, Plugged, Slots, Spec as Device};
 use super::ids::{channel_chardev, channel_device};
 use crate::end::{Failure, GuestEnd, Medium, Offer, Pending, Place, Region, Slow, Spec};
 use crate::machine::Found;
+use crate::relayed;
 
 /// How long a guest may drain a channel that is to be closed.
 const DRAIN: Duration = Duration::from_millis(500);
 
 impl Place for Slots {
     fn medium(&self) -> Medium {
-        Medium::Host
+        if relayed::is_wanted() { Medium::Relay } else { Medium::Host }
     }
 
     fn making(&self) -> Option<Arc<Semaphore>> {
@@ -87,7 +88,7 @@ impl GuestEnd for End {
         Box::pin(async move {
             match region {
                 Some(region) => self.plug(region).await,
-                // Never, as the medium is the host.
+                // Never, as the host makes the memory.
                 None => Ok(()),
             }
         })

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Two guests that share no memory: a relay (host/relay), in the agent for these tests, copies their lanes.
+
+What it copies, and what it does with a guest that breaks the rules, host/relay/tests find out without guests. Here
+are both ends kernels.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from vmlab import Guest
+
+from tests.guest.net import Net, at_once, until
+from tests.guest.test_toy import RING, Toy
+
+pytestmark = pytest.mark.kvm_only
+
+
+def relays(net: Net) -> int:
+    """Threads of the agent that are relays."""
+    found = net.host.run("cat /proc/$(pgrep -x vmloopd)/task/*/comm", check=False).out
+    return found.split().count("relay")
+
+
+def is_down(net: Net, a: Guest, b: Guest) -> bool:
+    """Whether neither says that their channel is up."""
+    return all(one is None or one.state != "up" for one in net.between(a, b))
+
+
+def renew(net: Net, relay: bool) -> None:
+    """Another agent, which makes channels with a relay or without, and new channels by it."""
+    net.kill_agent()
+    net.relay = relay
+    net.start_agent()
+
+    def is_ready() -> bool:
+        return {guest["name"] for guest in net.listing()["guests"] if guest["state"] == "ready"} >= set(net.base)
+
+    until(is_ready, 20 * net.slow, "the new agent knows all guests")
+    for a, b in net.pairs():
+        net.command("close", a.name, b.name)
+        until(partial(is_down, net, a, b), 10 * net.slow, "the old channel has ended")
+        net.bring_up(a, b)
+
+
+@pytest.fixture
+def relayed(net: Net, g1, g2) -> Iterator[Toy]:
+    """Channels with a relay, and the toy path."""
+    renew(net, True)
+    until(lambda: relays(net) == len(net.pairs()), 10 * net.slow, "a relay for each channel")
+    at_once(*(lambda guest=guest: guest.run("modprobe vmloop_toy") for guest in (g1, g2)))
+    try:
+        yield Toy(net, g1, g2)
+    finally:
+        for guest in (g1, g2):
+            guest.run("rmmod vmloop_toy", check=False)
+        renew(net, False)
+        assert relays(net) == 0
+
+
+@pytest.mark.main("the relay's far end was a program, never a kernel")
+def test_packets_and_lanes(net: Net, relayed: Toy) -> None:
+    """Packets and lanes of the toy path pass through it, and their account at the end is the far guest's."""
+    g1, g2 = relayed.g1, relayed.g2
+    with net.carried(g1, g2):
+        g1.run(f"ping -c 20 -i 0.05 -q {g2.ip}")
+    for source, sink in ((g1, g2), (g2, g1)):
+        with net.carried(source, sink, there=20_000_000, standard=200_000), net.transfer(source, sink) as transfer:
+            transfer.wait_bytes(20_000_000, 60)
+            transfer.finish()
+    for kind in ("bytes", "records"):
+        assert relayed.run("churn", kind, RING, 50, 8)["bytes"] > 0
+    with (
+        g1.popen(relayed.words("flow", "bytes", 4 * RING, 5, 4)) as flow,
+        g1.popen(relayed.words("flow", "records", 4 * RING, 5, 4)) as records,
+        net.transfer(g1, g2) as transfer,
+    ):
+        for one in (flow, records):
+            assert one.wait(60 * net.slow).code == 0, one.err
+        transfer.finish()
+    for end in ("path", "channel"):
+        before = relayed.read()
+        with g1.popen(relayed.words("hold", "bytes", RING, 40)) as hold:
+            hold.wait_for("ready")
+            if end == "path":
+                g2.run("rmmod vmloop_toy")
+            else:
+                net.command("close", "g1", "g2")
+            result = hold.wait(30 * net.slow)
+        assert result.code == 0, result.err
+        account = json.loads(result.out.splitlines()[-1])
+        assert account["unread"] > 0, account
+        if end == "path":
+            assert account["came"] == account["sent"] - account["unread"], account
+            g2.run("modprobe vmloop_toy")
+        else:
+            assert relayed.read() - before == account["sent"] - account["unread"], account
+    net.bring_up(g1, g2)
+    assert relays(net) == len(net.pairs())
