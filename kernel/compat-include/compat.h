@@ -193,7 +193,8 @@ static inline int compat_accept(const struct proto_ops *base, struct socket *soc
 static inline bool compat_dst_is_encrypted(const struct dst_entry *dst)
 {
 #ifdef CONFIG_XFRM
-	return dst->xfrm;
+	/* Or kept until there are keys. */
+	return dst->xfrm || (dst->flags & DST_XFRM_QUEUE);
 #else
 	return false;
 #endif

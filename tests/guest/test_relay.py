@@ -48,10 +48,10 @@ def renew(net: Net, relay: bool) -> None:
 @pytest.fixture
 def relayed(net: Net, g1, g2) -> Iterator[Toy]:
     """Channels with a relay, and the toy path."""
-    renew(net, True)
-    until(lambda: relays(net) == len(net.pairs()), 10 * net.slow, "a relay for each channel")
-    at_once(*(lambda guest=guest: guest.run("modprobe vmloop_toy") for guest in (g1, g2)))
     try:
+        renew(net, True)
+        until(lambda: relays(net) == len(net.pairs()), 10 * net.slow, "a relay for each channel")
+        at_once(*(lambda guest=guest: guest.run("modprobe vmloop_toy") for guest in (g1, g2)))
         yield Toy(net, g1, g2)
     finally:
         for guest in (g1, g2):

@@ -136,12 +136,13 @@ pub struct Area {
 unsafe impl Send for Area {}
 
 impl Area {
+    /// More pages no area has: `VMLOOP_AREA_MAX`.
+    pub const PAGES_MAX: u32 = 1 << 18;
+
     /// All of `pages` is free; nothing is given out while more than `aside_most` are
     /// set aside. None for no page, or too many.
     pub fn new(pages: u32, aside_most: u32) -> Option<Self> {
-        /// `VMLOOP_AREA_MAX`
-        const PAGES_MAX: u32 = 1 << 18;
-        if pages > PAGES_MAX {
+        if pages > Self::PAGES_MAX {
             return None;
         }
         // SAFETY: pure arithmetic.

@@ -142,7 +142,8 @@ impl Relay {
         let begin = Instant::now();
         loop {
             match self.turn(begin.elapsed(), bells) {
-                Turn::Again => {}
+                // What is to end it is seen there.
+                Turn::Again => bells.wait(Duration::ZERO)?,
                 Turn::Wait(until) => bells.wait(until.saturating_sub(begin.elapsed()))?,
                 Turn::Over => return Ok(self.outcome),
             }

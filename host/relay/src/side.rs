@@ -48,7 +48,7 @@ pub(crate) struct Side {
 impl Side {
     /// None for a region that has been used, or without data.
     pub(crate) fn new(table: Table) -> Option<Self> {
-        let pages = table.pages();
+        let pages = table.pages().min(Area::PAGES_MAX);
         // As in the core: most of it may wait for a guest that does not let go.
         let area = Area::new(pages, pages - pages / 8)?;
         let new = table.our_state() == VMLOOP_SIDE_ABSENT;

@@ -22,9 +22,16 @@ use vmloop_relay::{Doorbells, Kinds, Outcome, Relay};
 
 use crate::end::Region;
 
-static WANTED: LazyLock<bool> = LazyLock::new(|| std::env::var_os("VMLOOPD_TEST_RELAY").is_some());
+static WANTED: LazyLock<bool> = LazyLock::new(|| {
+    let wanted = std::env::var_os("VMLOOPD_TEST_RELAY").is_some_and(|value| value == "1");
+    if wanted {
+        warn!("VMLOOPD_TEST_RELAY: relays stand between guests, for tests alone");
+    }
+    wanted
+});
 
-/// Whether guests are to share nothing with each other.
+/// Whether guests are to share nothing with each other. Those of version 1 share memory all the
+/// same.
 pub fn is_wanted() -> bool {
     *WANTED
 }

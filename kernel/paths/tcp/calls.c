@@ -673,14 +673,19 @@ static int call_socket_mmap(struct file *file, struct socket *sock,
 	int err = 0;
 
 	if (stream) {
-		/* The caller's memory is locked: nothing can be waited for. As above. */
+		/*
+		 * The caller's memory is locked: nothing can be waited for, as above. TCP may hold
+		 * the socket over a fault, which waits for that memory.
+		 */
 		stream_leave(stream);
-		lock_sock(sk);
-		if (stream_is_plain(stream))
+		local_bh_disable();
+		bh_lock_sock(sk);
+		if (!sock_owned_by_user(sk) && stream_is_plain(stream))
 			stream_release(stream);
 		else
 			err = -EBUSY;
-		release_sock(sk);
+		bh_unlock_sock(sk);
+		local_bh_enable();
 		stream_put(stream);
 	}
 	if (!err)

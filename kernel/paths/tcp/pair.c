@@ -49,6 +49,9 @@
  */
 #define WITHOUT_CHANNEL		((unsigned long)HZ)
 #define WITHOUT_CHANNEL_MAX	(64UL * HZ)
+/* The same where its user, or its cgroup, has its share of the memory. */
+#define ABOVE_SHARE		((unsigned long)HZ / 4)
+#define ABOVE_SHARE_MAX		(4UL * HZ)
 #define HEED_TIME		(4UL * HZ)
 #define FOR_NOTHING		((unsigned long)HZ / 20)
 #define FOR_NOTHING_MAX		((unsigned long)HZ)
@@ -75,8 +78,9 @@ static bool is_stale(const struct sock *sk, struct dst_entry *dst)
 	return dst->obsolete && !dst->ops->check(dst, cookie);
 }
 
-static bool peer_behind(const struct sock *sk, const struct dst_entry *dst,
-			u64 *peer)
+/* Whom a way leads to: 1, and @peer is set; 0: none; -EAGAIN: that is not known now. */
+static int peer_behind(const struct sock *sk, const struct dst_entry *dst,
+		       u64 *peer)
 {
 	struct vmloop_interface *interface;
 	u8 mac[MAX_ADDR_LEN] __aligned(2);
@@ -86,14 +90,14 @@ static bool peer_behind(const struct sock *sk, const struct dst_entry *dst,
 
 	/* What policy encrypts is not to go in the clear. */
 	if (compat_dst_is_encrypted(dst))
-		return false;
+		return 0;
 	/* What any user can make says nothing of whose address that is. */
 	if (dst->dev->addr_len != ETH_ALEN || (dst->dev->flags & IFF_LOOPBACK) ||
 	    dev_net(dst->dev)->user_ns != &init_user_ns)
-		return false;
+		return 0;
 	/* On top of another one (VLAN, bond), whose address it may have. */
 	if (!list_empty(&dst->dev->adj_list.lower))
-		return false;
+		return 0;
 	address = &sk->sk_daddr;
 #if IS_ENABLED(CONFIG_IPV6)
 	if (sk->sk_family == AF_INET6 && !ipv6_addr_v4mapped(&sk->sk_v6_daddr))
@@ -101,19 +105,19 @@ static bool peer_behind(const struct sock *sk, const struct dst_entry *dst,
 #endif
 	neighbour = dst_neigh_lookup(dst, address);
 	if (!neighbour)
-		return false;
+		return -EAGAIN;
 	valid = READ_ONCE(neighbour->nud_state) & NUD_VALID;
 	neigh_ha_snapshot(mac, neighbour, dst->dev);
 	neigh_release(neighbour);
 	if (!valid)
-		return false;
+		return -EAGAIN;
 
 	interface = vmloop_interface_find(dst->dev->dev_addr, mac);
 	/* Behind the host's routing nobody is a neighbour. */
 	if (!interface || (interface->flags & VMLOOP_PEER_ROUTED))
-		return false;
+		return 0;
 	*peer = vmloop_peer_id(interface->peer);
-	return true;
+	return 1;
 }
 
 /**
@@ -131,7 +135,21 @@ bool stream_peer_of(const struct sock *sk, u64 *peer)
 
 	rcu_read_lock();
 	dst = rcu_dereference(sk->sk_dst_cache);
-	found = dst && peer_behind(sk, dst, peer);
+	found = dst && peer_behind(sk, dst, peer) > 0;
+	rcu_read_unlock();
+	return found;
+}
+
+/* As peer_behind(), of the way that TCP would take now. */
+static int peer_now(const struct sock *sk, u64 *peer)
+{
+	struct dst_entry *dst;
+	int found = -EAGAIN;
+
+	rcu_read_lock();
+	dst = rcu_dereference(sk->sk_dst_cache);
+	if (dst && !is_stale(sk, dst))
+		found = peer_behind(sk, dst, peer);
 	rcu_read_unlock();
 	return found;
 }
@@ -149,14 +167,7 @@ bool stream_peer_of(const struct sock *sk, u64 *peer)
  */
 bool stream_peer_now(const struct sock *sk, u64 *peer)
 {
-	struct dst_entry *dst;
-	bool found;
-
-	rcu_read_lock();
-	dst = rcu_dereference(sk->sk_dst_cache);
-	found = dst && !is_stale(sk, dst) && peer_behind(sk, dst, peer);
-	rcu_read_unlock();
-	return found;
+	return peer_now(sk, peer) > 0;
 }
 
 /**
@@ -192,12 +203,16 @@ bool stream_leads_to(struct stream *stream, u64 peer)
 	return known;
 }
 
-/** stream_is_elsewhere() - whether a connection leads to another guest than its lane does */
+/**
+ * stream_is_elsewhere() - whether a connection leads to another guest than its lane, or to none
+ * @stream: the stream
+ */
 bool stream_is_elsewhere(const struct stream *stream)
 {
 	u64 peer;
+	int found = peer_now(stream->sk, &peer);
 
-	return stream_peer_now(stream->sk, &peer) && peer != READ_ONCE(stream->peer);
+	return !found || (found > 0 && peer != READ_ONCE(stream->peer));
 }
 
 /**
@@ -208,7 +223,7 @@ bool stream_is_elsewhere(const struct stream *stream)
  *
  * Context: any but hard interrupt.
  * Return: -EACCES if policy encrypts it by now; -ESTALE if that is known when TCP has
- * sent something; or 0.
+ * sent something, or if there is no way (a policy that blocks, or has no keys yet); or 0.
  */
 int stream_way(const struct sock *sk)
 {
@@ -217,10 +232,10 @@ int stream_way(const struct sock *sk)
 
 	rcu_read_lock();
 	dst = rcu_dereference(sk->sk_dst_cache);
-	if (dst && is_stale(sk, dst))
-		err = -ESTALE;
-	else if (dst && compat_dst_is_encrypted(dst))
+	if (dst && compat_dst_is_encrypted(dst))
 		err = -EACCES;
+	else if (!dst || is_stale(sk, dst))
+		err = -ESTALE;
 	rcu_read_unlock();
 	return err;
 }
@@ -409,6 +424,9 @@ void stream_not_now(struct stream *stream, enum stream_why why)
 	    why == STREAM_WHY_RULE) {
 		make_pause(stream, WITHOUT_CHANNEL, WITHOUT_CHANNEL_MAX);
 	} else {
+		/* Whose share is used up goes on asking for as long as it is busy. */
+		if (why == STREAM_WHY_QUOTA)
+			make_pause(stream, ABOVE_SHARE, ABOVE_SHARE_MAX);
 		if (why == STREAM_WHY_YOUNG)
 			WRITE_ONCE(stream->pause, 0);
 		atomic64_set(&stream->moved, 0);
@@ -594,6 +612,9 @@ static u32 may_not_have(struct stream *stream, const struct vmloop_lane *lane,
 	}
 	if (why == STREAM_WHY_NONE)
 		return VMLOOP_REASON_NONE;
+	/* The peer knows of no share, and asks again: it is refused without a look at it then. */
+	if (why == STREAM_WHY_QUOTA)
+		make_pause(stream, ABOVE_SHARE, ABOVE_SHARE_MAX);
 	WRITE_ONCE(stream->why, why);
 	return refused;
 }

@@ -39,6 +39,8 @@
 /* A lane whose ring nobody used at so many looks in a row is given back. */
 #define STREAM_IDLE_LOOK	HZ
 #define STREAM_IDLE_LOOKS	4
+/* Looks in a row at which TCP had no way for what it sends, after which a lane ends. */
+#define STREAM_LOST_LOOKS	3
 
 /*
  * Of a call of sendmsg(), where kernels have sendpage(): more of the same file follows at
@@ -207,6 +209,7 @@ struct stream_spin {
  * @not_before: in jiffies
  * @seen: of @sent and @got, when it was last asked whether it is idle
  * @idle: how often in a row it was
+ * @lost: looks in a row at which TCP had no way
  * @spoke: when TCP was last made to say that the connection lives, in jiffies; of the look
  *	at idle streams alone
  * @polled: somebody has asked whether it can be read, and may wait for an edge; under
@@ -299,6 +302,7 @@ struct stream {
 	unsigned long not_before;
 	u32 seen;
 	unsigned int idle;
+	unsigned int lost;
 	unsigned long spoke;
 	bool polled;
 	bool wants_bytes;

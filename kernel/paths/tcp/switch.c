@@ -384,7 +384,8 @@ static void go_over(struct stream *stream)
 	int err = 0;
 
 	if (stream->tx == STREAM_TX_TCP && !READ_ONCE(stream->down) &&
-	    (stream_is_elsewhere(stream) || !say_hello(stream))) {
+	    (stream_is_elsewhere(stream) || stream_way(stream->sk) == -EACCES ||
+	     !say_hello(stream))) {
 		vmloop_lane_shut(lane, VMLOOP_REASON_NONE);
 		return;
 	}
@@ -918,14 +919,17 @@ void stream_go_back(struct stream *stream)
  * A connection may have its lane no longer if it leads elsewhere by now (a guest that answered
  * for the peer's address for a while has none for longer), or policy encrypts it, or a program
  * has asked the kernel, which does not tell us, for what lanes do not carry. Of a way that has
- * changed TCP learns when it sends.
+ * changed TCP learns when it sends; where it has none then, a policy may forbid it.
  */
 static void look_at_lane(struct stream *stream)
 {
 	const struct sock *sk = stream->sk;
 	int err = stream_way(sk);
 
-	if (err == -EACCES || stream_is_elsewhere(stream) || stream_has_option(sk)) {
+	stream->lost = err == -ESTALE ? stream->lost + 1 : 0;
+	if (err == -EACCES || stream->lost == STREAM_LOST_LOOKS ||
+	    stream_is_elsewhere(stream) || stream_has_option(sk)) {
+		stream->lost = 0;
 		stream_go_back(stream);
 	} else if (err == -ESTALE) {
 		set_bit(STREAM_SPEAK, &stream->flags);

@@ -2,6 +2,8 @@
 //! A file of rules for the stream path, for `vmloop stream load`: in each line the words that
 //! `vmloop stream add` takes. What follows a `#` is a comment.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use anyhow::Context;
@@ -57,9 +59,15 @@ fn parse(text: &str) -> Result<Vec<(usize, Rule)>, String> {
 /// # Errors
 /// It cannot be read, or which lines are no rules.
 pub fn read(path: &Path) -> anyhow::Result<Vec<(usize, Rule)>> {
-    let size = path.metadata().with_context(|| path.display().to_string())?.len();
-    anyhow::ensure!(size <= LONGEST, "{} is too large to be a file of rules", path.display());
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let mut text = String::new();
+    let file = File::open(path).with_context(|| path.display().to_string())?;
+    let size = file.take(LONGEST + 1).read_to_string(&mut text);
+    let size = size.with_context(|| path.display().to_string())?;
+    anyhow::ensure!(
+        u64::try_from(size)? <= LONGEST,
+        "{} is too large to be a file of rules",
+        path.display()
+    );
     parse(&text).map_err(|wrong| {
         anyhow::anyhow!(
             "{}: no rule was changed\n  {wrong}\n  each line has the words of vmloop stream add",

@@ -31,6 +31,9 @@ const CGROUP: u16 = 7;
 const NETNS: u16 = 8;
 const BEFORE: u16 = 9;
 
+/// More rules the module does not take.
+const RULES_MAX: usize = 256;
+
 /// Where cgroups of version 2 are, alone or beside those of version 1.
 const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 /// Where `ip netns` has names of network namespaces.
@@ -261,6 +264,21 @@ fn remove(module: &mut Connection, id: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Removes rules, in that order. Somebody else may have removed one.
+fn drop_all(module: &mut Connection, ids: Vec<u32>) -> anyhow::Result<()> {
+    let mut wrong = None;
+    for id in ids {
+        let id = DefaultNla::new(ID, id.to_ne_bytes().to_vec());
+        match module.ask(RULE_REMOVE, vec![id], 0) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => wrong = Some(error),
+            _ => {}
+        }
+    }
+    wrong.map_or(Ok(()), |error| {
+        Err(explain(error).context("old rules hold beside new ones: see vmloop stream rules"))
+    })
+}
+
 /// Has the rules of a file instead of those that there are. One whose cgroup or namespace is not
 /// there is left out, and the others hold all the same; what the module refuses changes nothing.
 fn load(module: &mut Connection, path: &Path) -> anyhow::Result<()> {
@@ -273,23 +291,25 @@ fn load(module: &mut Connection, path: &Path) -> anyhow::Result<()> {
         }
     }
     let before = list(module)?;
+    anyhow::ensure!(
+        before.len() + wanted.len() <= RULES_MAX,
+        "{}: the rules are as before\n  there may be {RULES_MAX}, and those that there are hold until the new ones do: remove some (vmloop stream remove), or have fewer",
+        path.display()
+    );
     let mut added = Vec::new();
     for (line, attributes) in wanted {
         match add(module, attributes) {
             Ok(id) => added.push(id),
             Err(error) => {
-                for id in added {
-                    remove(module, id)?;
-                }
+                drop_all(module, added)?;
                 let place = format!("{}, line {line}: the rules are as before", path.display());
                 return Err(error.context(place));
             }
         }
     }
-    // Last: at no time neither the old ones hold nor the new ones.
-    for rule in before {
-        remove(module, u32::try_from(rule.id).context("a rule's number")?)?;
-    }
+    // From the last one on: at each moment a connection has its old rule or its new one.
+    let old = before.iter().rev().map(|rule| u32::try_from(rule.id));
+    drop_all(module, old.collect::<Result<_, _>>().context("a rule's number")?)?;
     anyhow::ensure!(
         left_out.is_empty(),
         "{}: these rules were left out, all others hold\n  {}",
