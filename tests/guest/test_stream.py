@@ -522,12 +522,13 @@ def test_rare_calls(stage: str, streams: Streams, there: str) -> None:
 ESP = ["proto", "esp", "mode", "transport", "aead", "rfc4106(gcm(aes))", "0x" + "11" * 20, 128]
 
 
-def encrypt(streams: Streams) -> None:
-    """Have what the two namespaces say to each other encrypted."""
+def encrypt(streams: Streams, keys: bool = True) -> None:
+    """Have what the two namespaces say to each other encrypted; without keys, nothing may be said."""
     for name, own in zip("ab", IP, strict=True):
         for spi, source, target in ((256, *IP), (512, *IP[::-1])):
             ends = ["src", source, "dst", target]
-            streams.host.run(inside(name, "ip", "xfrm", "state", "add", *ends, "spi", spi, *ESP))
+            if keys:
+                streams.host.run(inside(name, "ip", "xfrm", "state", "add", *ends, "spi", spi, *ESP))
             policy = ["policy", "add", *ends, "dir", "out" if source == own else "in"]
             streams.host.run(inside(name, "ip", "xfrm", *policy, "tmpl", *ends, *ESP[:4]))
 
@@ -568,6 +569,32 @@ def test_ipsec(stage: str, streams: Streams, when: str) -> None:
                 until(lambda: streams.counter("rx_bytes") > 1 << 20, 60, "bytes by lanes")
                 new.terminate()
                 assert new.wait(60).code == 0
+        client.terminate()
+        result = client.wait(60)
+    assert result.code == 0, result.err
+    assert streams.counter("reset") == 0
+
+
+def test_ipsec_without_keys(stage: str, streams: Streams) -> None:
+    """A policy that has no keys yet ends lanes as well: what TCP may not say, no lane says."""
+    host = streams.host
+    host.run("modprobe -a esp4 xfrm_user")
+
+    def states() -> set[str]:
+        found = json.loads(host.run(inside("a", BIN / "vmloop", "--guest", "streams", "--json")).out)
+        return {one["state"] for one in found}
+
+    streams.leave_after(1)
+    with duplex(streams, 2, 300) as client:
+        until(lambda: streams.counter("rx_bytes") > 1 << 20, 60, "bytes by lanes")
+        encrypt(streams, keys=False)
+        until(lambda: "lane" not in states(), 30, "the lanes have ended")
+        before = streams.counter("rx_bytes")
+        time.sleep(1)
+        assert streams.counter("rx_bytes") == before, "bytes go in the clear"
+        for name in "ab":
+            host.run(inside(name, "sh", "-c", "ip xfrm policy flush; ip xfrm state flush"))
+        until(lambda: streams.counter("rx_bytes") > before + (1 << 20), 120, "bytes by lanes again")
         client.terminate()
         result = client.wait(60)
     assert result.code == 0, result.err

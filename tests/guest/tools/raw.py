@@ -166,6 +166,8 @@ class Map:
 
     SOCKMAP, SOCKHASH, PROGRAM_OF_MESSAGES, VERDICT_OF_MESSAGES = 15, 18, 16, 7
     CREATE, UPDATE, DELETE, LOAD, ATTACH = 0, 2, 3, 5, 8
+    TRIES = 5
+    """As libbpf does."""
 
     def __init__(self, kind: int, verdict: int | None = None) -> None:
         self.fd = self.call(self.CREATE, struct.pack("IIIII", kind, 4, 4, 4, 0))
@@ -173,11 +175,18 @@ class Map:
             return
         code = ctypes.create_string_buffer(struct.pack("=BBhiBBhi", 0xB7, 0, 0, verdict, 0x95, 0, 0, 0), 16)
         words = ctypes.create_string_buffer(b"GPL")
-        program = self.call(
-            self.LOAD,
-            struct.pack("=IIQQ", self.PROGRAM_OF_MESSAGES, 2, ctypes.addressof(code), ctypes.addressof(words)),
-        )
+        what = struct.pack("=IIQQ", self.PROGRAM_OF_MESSAGES, 2, ctypes.addressof(code), ctypes.addressof(words))
+        program = self.load(what)
         self.call(self.ATTACH, struct.pack("=IIII", self.fd, program, self.VERDICT_OF_MESSAGES, 0))
+
+    def load(self, what: bytes) -> int:
+        """A program of BPF's. The kernel gives up with EAGAIN where the task has other work, such as io_uring's."""
+        for _ in range(self.TRIES):
+            try:
+                return self.call(self.LOAD, what)
+            except BlockingIOError:
+                continue
+        return self.call(self.LOAD, what)
 
     @staticmethod
     def call(command: int, words: bytes) -> int:
