@@ -3,7 +3,8 @@
  * last.c - what is read of a connection whose other end has died.
  *
  *	last read PORT              one connection, of which nothing is read before SIGTERM
- *	last send HOST PORT FIRST   FIRST bytes, and after SIGTERM as many as the socket takes
+ *	last send HOST PORT FIRST   FIRST bytes, one each TICK, and after SIGTERM as many as the
+ *	                            socket takes
  *
  * The bytes are words of 8 that count up. The sender says `first`, and then `all N`: how many the
  * socket has taken when it has taken none for SILENT. The reader says how many came, whether they
@@ -27,7 +28,7 @@
 
 #define PART		65536
 
-/* Returns whether the signal has come; waits for it so many milliseconds, or for ever. */
+/* Returns whether the signal has come; waits for it so many milliseconds. */
 static bool wait_for_signal(int milliseconds)
 {
 	struct timespec time = {
@@ -38,7 +39,7 @@ static bool wait_for_signal(int milliseconds)
 
 	sigemptyset(&set);
 	sigaddset(&set, SIGTERM);
-	return sigtimedwait(&set, NULL, milliseconds < 0 ? NULL : &time) == SIGTERM;
+	return sigtimedwait(&set, NULL, &time) == SIGTERM;
 }
 
 static void block_signal(void)
@@ -95,8 +96,9 @@ static void do_send(const char *host, const char *port, uint64_t first)
 	char ticks[64];
 
 	say("first", sent);
-	while (!wait_for_signal(-1))
-		continue;
+	/* A lane that was refused once is asked for again when more has gone. */
+	while (!wait_for_signal(TICK))
+		sent += send_some(fd, sent, 1);
 	sent += send_some(fd, sent, UINT64_MAX - sent);
 	say("all", sent);
 	while (recv(fd, ticks, sizeof(ticks), 0) > 0)
