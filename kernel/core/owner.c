@@ -31,7 +31,7 @@ void vmloop_owner_add(struct vmloop_owner_sum *sum, const struct vmloop_owner *o
 			sum->bytes[i] += size;
 }
 
-/* How much more somebody may have who has so many bytes. */
+/* How much more an owner may have that has so many bytes. */
 static u32 left_of(u32 bytes, u32 unused, u32 share)
 {
 	/* In pages: so many bytes times 100 are too many for a word. */
@@ -47,7 +47,7 @@ static u32 left_of(u32 bytes, u32 unused, u32 share)
  * vmloop_owner_left() - how large one more ring may be
  * @sum: of all rings
  * @unused: bytes that no ring has
- * @share: percent of that and of what he has that an owner may have, 100 at most
+ * @share: percent that an owner may have of that and of its own, 100 at most
  *
  * Return: bytes, for the owner who has least left; all ones if there is no owner. Whether
  * there is such a ring is another question.

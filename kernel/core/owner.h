@@ -2,11 +2,10 @@
 /*
  * owner.h - for whom rings are, and how much of the memory for them each may have.
  *
- * An owner is what a path counts rings by: a user, a cgroup. He may have a share of what
- * the others leave: of what is free and what he has himself. So there is always something
- * left for one more, however many have come before. With a share of 75 percent, one who
- * is alone has that at most, each of two 3/7, each of three 3/10. A ring of packets is
- * nobody's, and what it takes is left to nobody.
+ * An owner is what a path counts rings by: a user, a cgroup. It may have a share of what
+ * is free or its own already. So something is always left for one more owner, however many
+ * came before. With a share of 75 percent one owner alone has that at most, each of two
+ * 3/7, each of three 3/10. A ring of packets has no owner, and its memory is in no share.
  *
  * Nothing is counted but the rings that there are: sum them up, and ask. So no count is
  * to be kept, and none can be wrong.
@@ -27,7 +26,7 @@ enum vmloop_owner_kind {
 };
 
 /**
- * struct vmloop_owner - somebody whom a ring is for
+ * struct vmloop_owner - what a ring is counted by
  * @kind: enum vmloop_owner_kind
  * @id: which one of that kind
  */

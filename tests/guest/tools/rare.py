@@ -272,10 +272,7 @@ def uring_poll_server(s: socket.socket) -> Any:
         found += [ring.end()[0] & select.POLLIN, s.recv(10).decode()]
         together()
     together()
-    count = 0
-    while part := s.recv(1 << 16):
-        count += len(part)
-    s.sendall(str(count).rjust(20).encode())
+    counts(s)
     return found
 
 
