@@ -287,8 +287,13 @@ impl Attacker {
         thread::sleep(Duration::from_micros(200));
     }
 
+    /// A position that cannot be, over a connection that is there: the agent does not look
+    /// at positions of a guest that has begun without it.
     fn position(&mut self) {
-        let value = self.random as u32 | 1;
+        if !self.is_connected() {
+            return thread::sleep(Duration::from_micros(200));
+        }
+        let value = self.random(u32::MAX as usize) as u32 | 1;
         if let Some(device) = &self.device {
             let lane = std::mem::offset_of!(shm::Side, lane);
             let head = device.region.side_field(lane + std::mem::offset_of!(shm::Lane, tx_head));

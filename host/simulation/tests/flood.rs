@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A guest that means harm, for some seconds: other guests' arrivals are known as soon as
-//! without it, the agent's memory does not grow, and what was refused is counted.
-//! `make bench-agent` does the same with a thousand guests.
+//! A guest that means harm, for some seconds: all others hear of each arrival, the agent's
+//! memory does not grow, and what was refused is counted. How long an arrival takes beside
+//! it, and with a thousand guests, is what `make bench-agent` measures.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,13 +24,6 @@ const TRAVELLERS: std::ops::Range<u32> = STAY..32;
 /// The guest that floods.
 const ENEMY: u32 = 32;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What an arrival may take in any case: two processes have a busy machine's CPUs in turn.
-const USUAL: Duration = Duration::from_millis(25);
-
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times[times.len() / 2]
-}
 
 /// All guests but the enemy, which is the test's.
 async fn world(directory: &Path) -> (World, mpsc::UnboundedReceiver<Hardware>) {
@@ -51,9 +44,10 @@ async fn world(directory: &Path) -> (World, mpsc::UnboundedReceiver<Hardware>) {
     (world, hardware)
 }
 
-async fn arrive(world: &World, rounds: usize) -> Vec<Duration> {
+/// Each traveller comes and goes once, and all that stay hear of both.
+async fn arrive(world: &World) {
     let (stay, travellers): (Vec<u32>, Vec<u32>) = ((0..STAY).collect(), TRAVELLERS.collect());
-    world.arrivals(&travellers, &stay, rounds).await.expect("arrivals")
+    world.arrivals(&travellers, &stay, 1).await.expect("arrivals");
 }
 
 fn begin(world: &World, hardware: mpsc::UnboundedReceiver<Hardware>, attack: Attack) -> Flood {
@@ -75,22 +69,18 @@ fn all_attacks_beside_guests_that_come_and_go() {
     run(async {
         let directory = tempfile::tempdir().expect("a directory");
         let (world, hardware) = world(directory.path()).await;
-        let quiet = median(arrive(&world, 2).await);
         let before = counters(&world).await;
         let flood = begin(&world, hardware, Attack::All);
         let began = Instant::now();
         // Each attack has had its turn once: rings and the allocator's buffers were used.
-        let mut times = Vec::new();
         while began.elapsed() < Duration::from_secs(4) {
-            times.extend(arrive(&world, 1).await);
+            arrive(&world).await;
         }
         let rss = usage::memory(world.agent()).expect("its memory").rss_mb;
         let descriptors = usage::descriptors(world.agent()).expect("its descriptors");
         while began.elapsed() < Duration::from_secs(12) {
-            times.extend(arrive(&world, 1).await);
+            arrive(&world).await;
         }
-        let took = median(times);
-        assert!(took <= 2 * quiet.max(USUAL), "{took:?}, without it {quiet:?}");
         let grown = usage::memory(world.agent()).expect("its memory").rss_mb - rss;
         assert!(grown < 1.0, "{grown} MB more than {rss}");
         let account = flood.account.clone();
