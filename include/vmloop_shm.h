@@ -28,7 +28,7 @@
 
 #define VMLOOP_SHM_MAGIC	0x706f6f6c6d760a01ULL	/* "\1\nvmloop" */
 #define VMLOOP_SHM_MAJOR	1	/* differs: the two cannot talk */
-#define VMLOOP_SHM_MINOR	2	/* differs: the lower one's rules hold */
+#define VMLOOP_SHM_MINOR	3	/* differs: the lower one's rules hold */
 
 #define VMLOOP_SHM_PAGE		4096	/* unit of the layout, not of the CPU */
 #define VMLOOP_SHM_LANES	16	/* lanes that a region can have */
@@ -254,7 +254,8 @@ struct vmloop_shm_receivers {
  * struct vmloop_msg_hello - guest: I am here, tell me everything
  * @major: VMLOOP_SHM_MAJOR of the guest
  * @minor: VMLOOP_SHM_MINOR of the guest
- * @reserved: zero
+ * @cpus: CPUs of the guest that are online; 0, as before version 1.3: not known. One
+ *	doorbell of a channel more than that is of use to it
  * @features: VMLOOP_F_* of the guest
  * @version: version of its modules, text, padded with zeros
  * @kernel: its kernel release, text, padded with zeros
@@ -264,7 +265,7 @@ struct vmloop_shm_receivers {
 struct vmloop_msg_hello {
 	__u16 major;
 	__u16 minor;
-	__u32 reserved;
+	__u32 cpus;
 	__u64 features;
 	char version[32];
 	char kernel[64];

@@ -90,8 +90,7 @@ void vmloop_channel_begin(struct vmloop_link *link, struct vmloop_peer *peer)
 	channel->link = link;
 	channel->state = VMLOOP_CHANNEL_OPENING;
 	INIT_LIST_HEAD(&channel->lanes);
-	spin_lock_init(&channel->event_lock);
-	spin_lock_init(&channel->tell_lock);
+	vmloop_bells_init(channel);
 	if (vmloop_region_open(&channel->region, link->base, link->size,
 			       link->side, VMLOOP_REGION_CHANNEL))
 		goto unusable;
@@ -118,7 +117,7 @@ void vmloop_channel_begin(struct vmloop_link *link, struct vmloop_peer *peer)
 						    vmloop_paths_features());
 	/* Pairs with the acquire in vmloop_channel_look(). */
 	virt_store_release(&ours->state, VMLOOP_SIDE_READY);
-	link->ring(link);
+	link->ring(link, 0);
 	vmloop_link_look(link);
 	return;
 
@@ -191,7 +190,7 @@ void vmloop_channel_shut(struct vmloop_channel *channel, bool peer_alive)
 
 	/* Pairs with the peer's acquire: all that we produced is published. */
 	virt_store_release(&channel->region.ours->state, VMLOOP_SIDE_CLOSING);
-	link->ring(link);
+	link->ring(link, 0);
 	channel->deadline = jiffies;
 	if (was_up && peer_alive)
 		channel->deadline += VMLOOP_DRAIN_TIME;
@@ -233,7 +232,7 @@ static void channel_end(struct vmloop_channel *channel)
 	vmloop_lanes_close(channel);
 	/* Pairs with the peer's acquire: we touch nothing of it any more. */
 	virt_store_release(&channel->region.ours->state, VMLOOP_SIDE_CLOSED);
-	link->ring(link);
+	link->ring(link, 0);
 	vmloop_lanes_end(channel);
 
 	broken = READ_ONCE(channel->broken);

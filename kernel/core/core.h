@@ -131,9 +131,20 @@ struct vmloop_slot {
 };
 
 /**
+ * struct vmloop_bell - a doorbell of ours that is for one lane
+ * @lock: as a channel's event_lock
+ * @lane: which one, from its opening here to its closing; NULL for none. Changed under the
+ *	core mutex as well
+ */
+struct vmloop_bell {
+	spinlock_t lock;	/* protects lane */
+	struct vmloop_lane *lane;
+} ____cacheline_aligned_in_smp;
+
+/**
  * struct vmloop_channel - the link to one peer
  * @peer: whom it leads to; holds a reference
- * @link: its memory and doorbell
+ * @link: its memory and doorbells
  * @region: the memory, checked
  * @state: OPENING, UP or CLOSING
  * @met: the peer was seen READY, and is what it says
@@ -161,7 +172,8 @@ struct vmloop_slot {
  * @news_rx: with version 2: what the peer tells by doorbells
  * @tell_lock: of @news_tx
  * @news_tx: with version 2: what we tell by them
- * @bell_ns: what ringing the peer costs, a moving average in ns; single word
+ * @bell_ns: what ringing the peer's first doorbell costs, a moving average in ns; single word
+ * @bells: our doorbells from number 1 on
  *
  * Under the core mutex, but for the single words and what has a lock here.
  */
@@ -196,6 +208,7 @@ struct vmloop_channel {
 	spinlock_t tell_lock;	/* protects news_tx */
 	struct vmloop_news_tx news_tx;
 	u32 bell_ns;
+	struct vmloop_bell bells[VMLOOP_BELLS - 1];
 };
 
 /* directory.c */
@@ -282,6 +295,10 @@ void vmloop_lanes_close(struct vmloop_channel *channel);
 void vmloop_lanes_end(struct vmloop_channel *channel);
 
 /* bell.c */
+void vmloop_bells_init(struct vmloop_channel *channel);
+u32 vmloop_bell_for(const struct vmloop_channel *channel, u32 slot);
+void vmloop_bell_enter(struct vmloop_lane *lane);
+void vmloop_bell_leave(const struct vmloop_lane *lane);
 bool vmloop_bell_tell(struct vmloop_channel *channel, u32 number);
 void vmloop_bell_take(struct vmloop_channel *channel);
 

@@ -217,18 +217,6 @@ static bool see(struct vmloop_channel *channel, u32 number)
 	return true;
 }
 
-/* Doorbells for the lane go to it, or to nobody. */
-static void events_to(struct vmloop_channel *channel, u32 number,
-		      struct vmloop_lane *lane)
-{
-	spin_lock_irq(&channel->event_lock);
-	if (channel->slots)
-		channel->slots[number].events = lane;
-	else
-		channel->only = lane;
-	spin_unlock_irq(&channel->event_lock);
-}
-
 /* The lane is ready, here: doorbells may come. */
 static void lane_enter(struct vmloop_lane *lane)
 {
@@ -237,7 +225,7 @@ static void lane_enter(struct vmloop_lane *lane)
 	list_add_tail(&lane->list, &channel->lanes);
 	if (channel->slots)
 		channel->slots[lane->number].lane = lane;
-	events_to(channel, lane->number, lane);
+	vmloop_bell_enter(lane);
 }
 
 /* Making ----------------------------------------------------------------- */
@@ -288,7 +276,10 @@ static int ring_describe(struct vmloop_lane *lane,
 	WRITE_ONCE(ours->lane.ring_offset, lane->data);
 	WRITE_ONCE(ours->lane.ring_size, size);
 	WRITE_ONCE(ours->lane.kind, lane->path->kind);
-	WRITE_ONCE(ours->bell, 0);
+	/* Lanes among which a peer's packets are spread have a doorbell, and a CPU, each. */
+	if (lane->path->by_peer)
+		lane->bell = vmloop_bell_for(channel, ask->slot);
+	WRITE_ONCE(ours->bell, lane->bell);
 	WRITE_ONCE(ours->features, lane->path->features);
 	memcpy(ours->path, ask->say, sizeof(ours->path));
 	memcpy(lane->owners, ask->owners, sizeof(lane->owners));
@@ -323,7 +314,11 @@ static void said(struct vmloop_lane *lane)
 {
 	const struct vmloop_shm_entry *theirs =
 		vmloop_region_their_entry(&lane->channel->region, lane->number);
+	u32 bell = READ_ONCE(theirs->bell);
 
+	/* One that there is not is not rung: the peer hears of the lane as of others. */
+	WRITE_ONCE(lane->peer_bell,
+		   bell < lane->channel->link->peer_bells ? bell : 0);
 	/* Private copy: the peer may write to its own at any time. */
 	memcpy(lane->said, theirs->path, sizeof(lane->said));
 	barrier();
@@ -548,7 +543,7 @@ static void lane_close(struct vmloop_lane *lane)
 {
 	struct vmloop_channel *channel = lane->channel;
 
-	events_to(channel, lane->number, NULL);
+	vmloop_bell_leave(lane);
 	lane->path->lane_close(lane);
 	WRITE_ONCE(lane->phase, VMLOOP_LANE_CLOSED);
 	/* The peer may read there until it has closed the lane, too. */
@@ -750,7 +745,7 @@ static void look_at_waiting(struct vmloop_channel *channel)
 	}
 	if (unanswered && time_after_eq(jiffies, channel->rung + ANSWER_POLL)) {
 		channel->rung = jiffies;
-		channel->link->ring(channel->link);
+		channel->link->ring(channel->link, 0);
 	}
 	if (soonest)
 		vmloop_link_look_in(channel->link, soonest);

@@ -26,8 +26,9 @@
  *   tx_lock		a lane's; bottom halves off
  *   control_lock	or whatever a transport uses to queue a message
  *   tell_lock		a channel's, of what is told by doorbells; interrupts off
- *   event_lock		a channel's, of what doorbells tell; interrupts off. A path's
- *			lane_event runs in it; by loopback, inside of tx_lock
+ *   event_lock		a channel's, of what doorbells tell, and that of each bell of its
+ *			own; interrupts off. A path's lane_event runs in it; by loopback,
+ *			inside of tx_lock
  *   a watcher's	inside of what a path's owners of rings hold; watch.c
  *
  * A path's directory_changed is called under path_mutex alone; its other callbacks,
@@ -246,6 +247,10 @@ enum vmloop_lane_phase {
  * @stall_until: the core's: in jiffies; of the same
  * @stall: the core's: watches over what is not consumed
  * @data: the core's: where in our data its ring is
+ * @bell: the core's: which of our doorbells is for this lane alone; 0: the one that is
+ *	for all
+ * @peer_bell: the core's: which of the peer's is; single word
+ * @bell_ns: the core's: what ringing that costs, a moving average in ns; single word
  * @owners: the core's: whom it is for
  * @deadline: the core's: when draining ends, in jiffies
  * @reason: the core's: VMLOOP_REASON_*, why it is closed
@@ -274,6 +279,9 @@ struct vmloop_lane {
 	unsigned long stall_until;
 	struct timer_list stall;
 	u32 data;
+	u32 bell;
+	u32 peer_bell;
+	u32 bell_ns;
 	struct vmloop_owner owners[VMLOOP_OWNERS];
 	unsigned long deadline;
 	u32 reason;
@@ -346,7 +354,7 @@ struct vmloop_lane_ask {
  * @lane_event: mandatory. The peer rang: look at both directions. Any
  *	context, also hard interrupt, under a lock that vmloop_lane_ring() of the
  *	other end may want: schedule, and do not ring; between @lane_open and the
- *	return of @lane_close.
+ *	return of @lane_close. On two CPUs at once where the lane has a doorbell of its own.
  * @directory_changed: optional. Interfaces may have come or gone. Process
  *	context, no core lock held, may sleep and call the core.
  */
@@ -652,14 +660,20 @@ void vmloop_stats_report(struct vmloop_transport *transport,
 			 void (*report)(struct vmloop_transport *transport,
 					const struct vmloop_msg_stats *stats));
 
+/* Doorbells of a side that are of use: one for all lanes, one for each of a peer's. */
+#define VMLOOP_BELLS	(1 + VMLOOP_PEER_LANES)
+
 /**
- * struct vmloop_link - the memory and the doorbell of one channel
+ * struct vmloop_link - the memory and the doorbells of one channel
  * @transport: whose it is
  * @tag: the channel's number in the directory; from the hypervisor
  * @side: which side of the region we are, 0 or 1; from the hypervisor
  * @base: the region, mapped as ordinary memory
  * @size: bytes mapped
- * @ring: ring the peer's doorbell; any context
+ * @bells: how many doorbells of ours there are, from 1 to VMLOOP_BELLS. The first is for
+ *	all lanes; each other one is best heard by a CPU of its own
+ * @peer_bells: how many of the peer's there are, 1 at least
+ * @ring: ring one of the peer's, below @peer_bells; any context
  * @channel: the core's; under RCU, set under the core mutex
  * @used: the core's: its channel has ended, and there will be no other
  * @work: the core's: acts upon what the peer or the lane did
@@ -673,7 +687,9 @@ struct vmloop_link {
 	unsigned int side;
 	void *base;
 	size_t size;
-	void (*ring)(struct vmloop_link *link);
+	u32 bells;
+	u32 peer_bells;
+	void (*ring)(struct vmloop_link *link, u32 bell);
 
 	struct vmloop_channel __rcu *channel;
 	bool used;
@@ -683,6 +699,8 @@ struct vmloop_link {
 
 int vmloop_link_add(struct vmloop_link *link);
 void vmloop_link_remove(struct vmloop_link *link);
-void vmloop_link_event(struct vmloop_link *link);
+void vmloop_link_event(struct vmloop_link *link, u32 bell);
+unsigned int vmloop_bell_turn(void);
+unsigned int vmloop_bell_cpu(unsigned int turn);
 
 #endif /* VMLOOP_H */

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0
 """Packets of one guest on several lanes: how many two guests agree upon, and that each lane is alone."""
 
-from contextlib import ExitStack
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from tests.guest.net import HERE, Net, known_neighbours, until
+from tests.guest.net import HERE, POLICY, Net, known_neighbours, until
 from tests.guest.test_frozen import PORT, asleep
 
 SOCKETS = 12
@@ -18,6 +20,15 @@ When the guest wakes up, it reads on where it had been: what was written over by
 def cpus(guest) -> int:
     """Of a guest."""
     return int(guest.run("nproc").out)
+
+
+def lane_interrupts(guest) -> dict[str, list[int]]:
+    """How often each doorbell that is for one lane has rung, on each CPU; by interrupt, device and lane."""
+    found = {}
+    for line in guest.run("cat /proc/interrupts").out.splitlines():
+        if name := re.search(r"(\d+):.* (\S+-lane\d+)$", line):
+            found[f"{name[1]} {name[2]}"] = [int(count) for count in re.findall(r"(?<=\s)\d+(?=\s)", line)[: cpus(guest)]]
+    return found
 
 
 def lanes(net: Net, a, b) -> tuple[int, int]:
@@ -48,6 +59,54 @@ def test_lanes_are_those_of_the_smaller_guest(net: Net, g1, g2) -> None:
         net.unload(g2)
         net.load(g2)
     net.bring_up(g1, g2)
+
+
+@contextmanager
+def doorbells(net: Net, a, b, most: int) -> Iterator[None]:
+    """A channel of two guests with so many doorbells of each side at most, for the block."""
+
+    def has(count: int) -> bool:
+        net.command("close", a.name, b.name, check=False)
+        net.recover(a, b)
+        return len(lane_interrupts(a)) == count
+
+    before = len(lane_interrupts(a))
+    net.set_policy(f"{POLICY}doorbells = {most}\n")
+    try:
+        until(lambda: has(before + most - 1), 20 * net.slow, "a channel with doorbells for lanes")
+        yield
+    finally:
+        net.set_policy(POLICY)
+        until(lambda: has(before), 20 * net.slow, "a channel as before")
+
+
+@pytest.mark.main("all lanes were heard by one CPU")
+def test_each_lane_has_a_cpu(net: Net, g1, g2) -> None:
+    """Doorbells of one lane are heard by one CPU, those of another by another, if the policy says so."""
+    most = min(cpus(g1), cpus(g2))
+    if most < 2:
+        return
+    with doorbells(net, g1, g2, 1 + most), ExitStack() as stack:
+        assert lanes(net, g1, g2) == (most, most)
+        before = lane_interrupts(g1)
+        for _ in range(SOCKETS):
+            stack.enter_context(g2.popen([f"{HERE}/volley", PORT, BYTES, RATE, "0", "1000000", g1.ip]))
+
+        def heard() -> dict[str, set[int]]:
+            """On which CPUs, of the lanes that were rung for since."""
+            now = lane_interrupts(g1)
+            rises = {name: [b - a for a, b in zip(before[name], counts, strict=True)] for name, counts in now.items()}
+            return {name: {cpu for cpu, rise in enumerate(row) if rise} for name, row in rises.items() if sum(row) > 5}
+
+        until(lambda: len(heard()) >= 2, 30 * net.slow, "doorbells of two lanes")
+        on = heard()
+        assert all(len(where) == 1 for where in on.values()), on
+        assert len(set.union(*on.values())) >= 2, on
+        with net.transfer(g2, g1) as one, net.transfer(g1, g2, 7101) as other:
+            one.wait_bytes(5_000_000)
+            other.wait_bytes(5_000_000)
+            one.finish()
+            other.finish()
 
 
 @pytest.mark.kvm_only

@@ -67,7 +67,7 @@ def parse_held(answer: str, ports: Mapping[int, int]) -> Held:
     names = ("granted", "quarantined", "mapped", "channels")
     return Held(
         loaded="channels" in counters,
-        doorbells=len(re.findall(r"^interrupt .*\svmloop_xen$", answer, re.M)),
+        doorbells=len(re.findall(r"^interrupt .*\svmloop_xen(?:-lane\d)?$", answer, re.M)),
         areas=sum(int(size) > LARGE for size in areas),
         ports=ports,
         **{name: counters.get(name, 0) for name in names},

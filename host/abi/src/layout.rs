@@ -61,7 +61,7 @@ pub fn layout() -> String {
         VMLOOP_MSG_STATE VMLOOP_MSG_STATS VMLOOP_MSG_WELCOME VMLOOP_MSG_DIR_BEGIN
         VMLOOP_MSG_DIR_PEER VMLOOP_MSG_DIR_END VMLOOP_MSG_REFUSED VMLOOP_MSG_CLOSE
         VMLOOP_MSG_STATS_GET VMLOOP_MSG_DIR_CHANGE VMLOOP_MSG_DIR_GONE);
-    structure!(Hello "vmloop_msg_hello" major minor reserved features version kernel);
+    structure!(Hello "vmloop_msg_hello" major minor cpus features version kernel);
     consts!(VMLOOP_ADDR_IPV4 VMLOOP_ADDR_IPV6 VMLOOP_ADVERTISE_MAX VMLOOP_PEER_IPS);
     structure!(Address "vmloop_msg_address" family prefix mac ip);
     structure!(Advertise "vmloop_msg_advertise" count reserved address);

@@ -70,6 +70,8 @@ pub enum GuestMessage {
         major: u16,
         /// minor version of its protocol
         minor: u16,
+        /// its CPUs that are online; 0 if it does not say so
+        cpus: u32,
         /// `VMLOOP_F_*`
         features: u64,
         /// version of its modules, printable ASCII
@@ -147,6 +149,7 @@ impl GuestMessage {
                 Ok(Self::Hello {
                     major: wire.major,
                     minor: wire.minor,
+                    cpus: wire.cpus,
                     features: wire.features,
                     version: text(&wire.version),
                     kernel: text(&wire.kernel),

@@ -38,7 +38,7 @@ constants! {
     /// Differs: the two cannot talk.
     VMLOOP_SHM_MAJOR: u16 = 1;
     /// Differs: the lower one's rules hold.
-    VMLOOP_SHM_MINOR: u16 = 2;
+    VMLOOP_SHM_MINOR: u16 = 3;
     /// Unit of the layout in bytes, not of the CPU.
     VMLOOP_SHM_PAGE: u64 = 4096;
     /// Lanes that a region can have.
@@ -277,8 +277,8 @@ wire! {
         major: u16,
         /// [`VMLOOP_SHM_MINOR`] of the guest
         minor: u16,
-        /// zero
-        reserved: u32,
+        /// CPUs of the guest that are online; 0 of one that does not say so
+        cpus: u32,
         /// `VMLOOP_F_*` of the guest
         features: u64,
         /// version of its modules, text, padded with zeros

@@ -357,6 +357,9 @@ pub struct Channel {
     pub age_s: u64,
     /// of each ring in bytes; 0 if an earlier agent made it
     pub ring_size: u32,
+    /// doorbells of each side; 0 if an earlier agent made it, or guests do
+    #[serde(default)]
+    pub bells: u32,
 }
 
 /// One end of a channel.

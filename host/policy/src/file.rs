@@ -71,6 +71,7 @@ pub(crate) struct File {
     #[serde(default)]
     pub(crate) streams: Streams,
     pub(crate) ring_size: Option<Spanned<Size>>,
+    pub(crate) doorbells: Option<Spanned<u32>>,
     pub(crate) idle_ms: Option<u32>,
     pub(crate) max_channels: Option<Spanned<u32>>,
     pub(crate) max_memory: Option<Size>,

@@ -14,5 +14,5 @@ mod prefix;
 
 pub use file::{Fallback, Filters, Invalid, Streams};
 pub use guests::Who;
-pub use policy::{IDLE_MS, Policy, RING_SIZE};
+pub use policy::{DOORBELLS_MAX, IDLE_MS, Policy, RING_SIZE};
 pub use prefix::Prefix;

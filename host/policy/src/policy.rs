@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 
+use vmloop_abi::lanes::VMLOOP_PACKET_LANES;
 use vmloop_abi::memory::{RING_MAX, RING_MIN};
 
 use crate::file::{At, Fallback, File, FileRouted, Filters, Invalid, Streams, all, one, some};
@@ -58,6 +59,8 @@ pub struct Policy {
     streams: Streams,
     /// bytes of each ring of new channels
     pub ring_size: u32,
+    /// doorbells of each side of new channels, at most
+    pub doorbells: u32,
     /// channels without traffic for so many milliseconds are closed; 0: never
     pub idle_ms: u32,
     /// channels that one guest can have
@@ -79,6 +82,7 @@ impl Default for Policy {
             filters: Filters::Respect,
             streams: Streams::Allow,
             ring_size: RING_SIZE,
+            doorbells: 1,
             idle_ms: IDLE_MS,
             max_channels: MAX_CHANNELS,
             max_memory: None,
@@ -88,6 +92,8 @@ impl Default for Policy {
 }
 
 const MAX_CHANNELS: u32 = 256;
+/// One for all lanes, and one for each lane that packets are spread over.
+pub const DOORBELLS_MAX: u32 = 1 + VMLOOP_PACKET_LANES;
 
 impl Routed {
     fn parse(raw: FileRouted, others: &[Self], at: At<'_>) -> Result<Self, Invalid> {
@@ -152,6 +158,22 @@ impl Policy {
                     })?
             }
         };
+        let doorbells = match raw.doorbells {
+            None => 1,
+            Some(most) => {
+                let span = most.span();
+                let most = most.into_inner();
+                if !(1..=DOORBELLS_MAX).contains(&most) {
+                    return Err(at(
+                        span,
+                        format!(
+                            "doorbells must be from 1 to {DOORBELLS_MAX}: one for all lanes, and one more for each packet lane that is to have its own"
+                        ),
+                    ));
+                }
+                most
+            }
+        };
         let max_channels = match raw.max_channels {
             None => MAX_CHANNELS,
             Some(most) => {
@@ -196,6 +218,7 @@ impl Policy {
             filters: raw.filters,
             streams: raw.streams,
             ring_size,
+            doorbells,
             idle_ms: raw.idle_ms.unwrap_or(IDLE_MS),
             max_channels,
             max_memory: raw.max_memory.map(|size| size.0),
@@ -451,8 +474,18 @@ mod tests {
     }
 
     #[test]
+    fn doorbells() {
+        assert_eq!(parse("idle_ms = 1").expect("none").doorbells, 1);
+        for most in [1, 9] {
+            assert_eq!(parse(&format!("doorbells = {most}")).expect("some").doorbells, most);
+        }
+    }
+
+    #[test]
     fn errors_name_the_line() {
         for (text, expect) in [
+            ("\ndoorbells = 0", "p:2: doorbells must be from 1 to 9"),
+            ("doorbells = 10", "p:1: doorbells must be from 1 to 9"),
             ("\nring_size = '3M'", "p:2: ring_size must be a power of two"),
             ("ring_size = '4X'", "p:1: \"4X\" is not a size"),
             ("\n\nrinsize = 1", "p:3: unknown field `rinsize`"),

@@ -72,12 +72,12 @@ fn message(from: &OwnedFd) -> anyhow::Result<(i64, Option<OwnedFd>)> {
     Ok((i64::from_le_bytes(bytes), fd))
 }
 
-/// What a device hears: memory, the other side's doorbell, its own.
+/// What a device with one doorbell hears: memory, the other side's doorbell, its own.
 fn conversation(from: &OwnedFd) -> anyhow::Result<[OwnedFd; 3]> {
     ensure!(message(from)?.0 == 0, "another version");
     let (own, _) = message(from)?;
-    let (minus, memory) = message(from)?;
     let (other, other_bell) = message(from)?;
+    let (minus, memory) = message(from)?;
     let (again, own_bell) = message(from)?;
     ensure!(minus == -1 && own == again && other == own ^ 1, "ids {own}, {other}, {again}");
     let all = memory.zip(other_bell).zip(own_bell).context("descriptors")?;

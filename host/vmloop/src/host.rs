@@ -12,7 +12,7 @@ use vmloop_api::{
 use vmloop_policy::Policy as Checked;
 
 use crate::options::{Command, Options, Policy};
-use crate::table::{Table, bytes, dash, date, duration};
+use crate::table::{Table, bytes, dash, date, duration, plural};
 use crate::top::{self, Row, Standing};
 
 /// Reads a policy, and says what is wrong with it.
@@ -22,10 +22,11 @@ use crate::top::{self, Row, Standing};
 pub fn check_policy(file: &Path) -> anyhow::Result<()> {
     let policy = Checked::read(file)?;
     println!(
-        "{}: good: {} (rings of {}, idle after {} ms)",
+        "{}: good: {} (rings of {}, at most {} a side, idle after {} ms)",
         file.display(),
         policy.summary(),
         bytes(policy.ring_size.into()),
+        plural(policy.doorbells.into(), "doorbell"),
         policy.idle_ms
     );
     Ok(())

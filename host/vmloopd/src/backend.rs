@@ -29,6 +29,8 @@ pub struct Capabilities {
     pub prepares: bool,
     /// The rings of channels are the host's memory, not the guests' own.
     pub gives_memory: bool,
+    /// Tags of channels that are taken in turn; those above only when none of them is free.
+    pub tags_in_turn: u32,
     /// how long guests may take to send their counters
     pub stats: Duration,
 }

@@ -54,6 +54,8 @@ pub struct Task {
     pub tag: u32,
     /// of each ring of packets in bytes
     pub ring_size: u32,
+    /// doorbells of each side; at most, where guests make them
+    pub bells: u32,
     /// what both guests know
     pub layout: Layout,
     /// the guests, the lower identity first
@@ -76,8 +78,8 @@ impl Task {
     }
 
     async fn serve(&mut self, adopted: bool) {
-        let Self { key, tag, ring_size, layout, guests, post, commands } = self;
-        let (key, tag, ring_size, layout) = (*key, *tag, *ring_size, *layout);
+        let Self { key, tag, ring_size, bells, layout, guests, post, commands } = self;
+        let (key, tag, ring_size, bells, layout) = (*key, *tag, *ring_size, *bells, *layout);
         let voice = Voice { post, key, tag };
         let [a, b] = &*guests;
         let medium = a.place.medium();
@@ -85,10 +87,11 @@ impl Task {
             // A host has one hypervisor.
             return voice.tell(News::Gone).await;
         }
+        // What is made takes descriptors until the guests have theirs.
         let mut making = None;
         if let Some(places) = a.place.making().zip(b.place.making()).filter(|_| !adopted) {
             match Box::pin(turn(places, commands)).await {
-                Turn::Ours(permits) => making = Some(permits),
+                Turn::Ours(permits) => making = Some(Arc::new(permits)),
                 Turn::Never => {
                     // No guest knows of it yet.
                     for news in [News::Unplugging, News::SideGone(0), News::SideGone(1), News::Gone]
@@ -103,33 +106,35 @@ impl Task {
         let made = match medium {
             Medium::Guest => None,
             Medium::Host | Medium::Relay if adopted => None,
-            Medium::Host | Medium::Relay => match Made::new(medium, tag, ring_size, layout) {
-                Ok(made) => Some(made),
-                Err(error) => {
-                    voice.failed(error.to_string(), "").await;
-                    return voice.tell(News::Gone).await;
+            Medium::Host | Medium::Relay => {
+                match Made::new(medium, tag, ring_size, bells, layout) {
+                    Ok(made) => Some(made),
+                    Err(error) => {
+                        voice.failed(error.to_string(), "").await;
+                        return voice.tell(News::Gone).await;
+                    }
                 }
-            },
+            }
         };
         let (regions, _relay) = made.map_or((None, None), |made| (Some(made.regions), made.relay));
         let side = |number: usize| {
             let peer = &guests[1 - number];
-            let spec = Spec { tag, side: number, peer: peer.id, epoch: peer.epoch, layout };
+            let (peer, epoch) = (peer.id, peer.epoch);
+            let spec = Spec { tag, side: number, peer, epoch, layout, bells };
             let ((orders, inbox), (opened, is_open)) = (mailbox::mailbox(), oneshot::channel());
             let end = guests[number].place.end(spec);
             let side = Side { number, end, orders: inbox, opened, voice: &voice };
             let region = regions.as_ref().map(|regions| Arc::clone(&regions[number]));
-            (side.run(region, adopted), orders, is_open)
+            (side.run(region.zip(making.clone()), adopted), orders, is_open)
         };
         let ((one, to_one, one_opened), (two, to_two, two_opened)) = (side(0), side(1));
-        drop(regions);
+        drop((regions, making));
         let decider = Decider {
             voice: &voice,
             commands,
             orders: [to_one, to_two],
             medium,
             adopted,
-            making,
             drain: a.place.drain().max(b.place.drain()),
             closed: [false; 2],
             close_by: None,
@@ -150,8 +155,16 @@ struct Made {
 }
 
 impl Made {
-    fn new(medium: Medium, tag: u32, ring_size: u32, layout: Layout) -> io::Result<Self> {
-        let region = || Region::new(ring_size, layout).map(Arc::new);
+    fn new(
+        medium: Medium,
+        tag: u32,
+        ring_size: u32,
+        bells: u32,
+        layout: Layout,
+    ) -> io::Result<Self> {
+        // A relay hears one, and rings one.
+        let bells = if medium == Medium::Relay { 1 } else { bells };
+        let region = || Region::new(ring_size, bells, layout).map(Arc::new);
         let one = region()?;
         if medium == Medium::Host || layout != Layout::Table {
             return Ok(Self { regions: [Arc::clone(&one), one], relay: None });
@@ -255,19 +268,23 @@ impl Side<'_> {
     ///
     /// A block, as an async function would keep what it is given twice.
     #[expect(clippy::manual_async_fn, reason = "a block keeps what it is given once")]
-    fn run(mut self, region: Option<Arc<Region>>, adopted: bool) -> impl Future<Output = Left> {
+    fn run(
+        mut self,
+        made: Option<(Arc<Region>, Arc<Permits>)>,
+        adopted: bool,
+    ) -> impl Future<Output = Left> {
         async move {
             let voice = self.voice;
             if adopted {
                 self.end.adopt();
-            } else if let Err(failure) = self.end.open(region.as_deref()).await {
+            } else if let Err(failure) = self.end.open(made.as_ref().map(|(one, _)| &**one)).await {
                 voice.tell(News::Failed(failure)).await;
                 // Fails only if nobody waits for it any more.
                 let _ = self.opened.send(false);
                 voice.tell(News::SideGone(self.number)).await;
                 return Left::Gone;
             }
-            drop(region);
+            drop(made);
             // As above.
             let _ = self.opened.send(true);
             loop {
@@ -305,8 +322,6 @@ struct Decider<'a> {
     orders: [mailbox::Sender<Order>; 2],
     medium: Medium,
     adopted: bool,
-    /// held while the ends are made
-    making: Option<Permits>,
     drain: Duration,
     /// sides that are done with it
     closed: [bool; 2],
@@ -324,7 +339,6 @@ impl Decider<'_> {
                 true => Ok(true),
                 false => Box::pin(self.opening(opened)).await,
             };
-            self.making = None;
             if let Ok(is_open) = is_open {
                 // Fails only when the agent ends.
                 let _ = self.decide(is_open).await;

@@ -469,10 +469,12 @@ impl<'a> View<'a> {
     }
 }
 
-/// The next tag behind `last` that neither of two guests uses. Going round keeps
-/// what is still said of a former channel apart from its successor.
-pub fn free_tag(last: u32, used: impl Fn(u32) -> bool) -> Option<u32> {
-    (last + 1..=TAG_MAX).chain(1..=last.min(TAG_MAX)).find(|tag| !used(*tag))
+/// The next tag behind `last` that neither of two guests uses, of those up to `in_turn`; one
+/// above if they use all of these. Going round keeps what is still said of a former channel
+/// apart from its successor.
+pub fn free_tag(last: u32, in_turn: u32, used: impl Fn(u32) -> bool) -> Option<u32> {
+    let round = (last + 1..=in_turn).chain(1..=last.min(in_turn));
+    round.chain(in_turn + 1..=TAG_MAX).find(|tag| !used(*tag))
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use tokio::sync::Semaphore;
 use vmloop_abi::memory::{self, Layout};
 
+use crate::limits::BELLS;
 use crate::machine::Found;
 
 /// What takes time.
@@ -27,7 +28,7 @@ pub type Slow<'a> = Box<dyn FnOnce() + Send + 'a>;
 /// Who makes the memory of a channel, and its doorbells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
-    /// The host, one window and one doorbell for each side; see [`Region`].
+    /// The host, one window, and doorbells for each side; see [`Region`].
     Host,
     /// The host, a window for each side, and copies from one to the other; see
     /// [`crate::relayed`].
@@ -43,8 +44,8 @@ pub struct Region {
     pub memory: OwnedFd,
     /// its bytes
     pub size: u64,
-    /// what rings at each side
-    pub doorbells: [OwnedFd; 2],
+    /// what rings at each side, 1 at least and as many at both
+    pub doorbells: [Vec<OwnedFd>; 2],
 }
 
 /// A doorbell.
@@ -56,27 +57,50 @@ pub fn doorbell() -> io::Result<OwnedFd> {
 }
 
 impl Region {
-    /// For rings of packets of so many bytes.
+    /// For rings of packets of so many bytes, with `bells` doorbells of each side.
     ///
     /// # Errors
     /// Those of the host, when it has no more memory or descriptors.
-    pub fn new(ring_size: u32, layout: Layout) -> io::Result<Self> {
+    pub fn new(ring_size: u32, bells: u32, layout: Layout) -> io::Result<Self> {
+        let doorbells = || (0..bells.max(1)).map(|_| doorbell()).collect::<io::Result<_>>();
         let header = memory::channel_header(ring_size, layout);
         Ok(Self {
             memory: memory::create("vmloop-channel", &header)?,
             size: header.size,
-            doorbells: [doorbell()?, doorbell()?],
+            doorbells: [doorbells()?, doorbells()?],
         })
     }
 }
 
-/// Where to find the memory and the doorbell that the guest on side 0 made.
+/// Where to find the memory and the doorbells that the guest on side 0 made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// grant of the memory's descriptor
     pub gref: u32,
-    /// event channel
-    pub port: u32,
+    /// event channels, 1 at least
+    pub ports: Ports,
+}
+
+/// Event channels of one side of a channel, by the number of the doorbell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ports {
+    all: [u32; BELLS as usize],
+    count: usize,
+}
+
+impl Ports {
+    /// The first of these; what is more than a channel can use is left out.
+    pub fn new(ports: &[u32]) -> Self {
+        let mut own = Self::default();
+        own.count = ports.len().min(own.all.len());
+        own.all[..own.count].copy_from_slice(&ports[..own.count]);
+        own
+    }
+
+    /// All of them.
+    pub fn as_slice(&self) -> &[u32] {
+        &self.all[..self.count]
+    }
 }
 
 /// Why an end of a channel could not be made.
@@ -105,6 +129,8 @@ pub struct Spec {
     pub epoch: u64,
     /// what its memory is to have in it
     pub layout: Layout,
+    /// doorbells of each side, at most
+    pub bells: u32,
 }
 
 /// Where a guest's ends of channels are made.

@@ -48,6 +48,9 @@ pub struct Machine {
     pub epoch: u64,
     /// interfaces
     pub nics: Vec<Nic>,
+    /// doorbells of channels that it has room for, beside those that it had when it was
+    /// attached
+    pub bells: u32,
 }
 
 /// Whether a machine is on its way.

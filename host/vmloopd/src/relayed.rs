@@ -89,11 +89,11 @@ impl Relayed {
         let mut relay = Relay::new(tables, Kinds::default()).map_err(io::Error::other)?;
         let over = Arc::new(AtomicBool::new(false));
         let mut bells = Bells {
-            guests: [a.doorbells[0].try_clone()?, b.doorbells[1].try_clone()?],
-            ours: [a.doorbells[1].try_clone()?, b.doorbells[0].try_clone()?],
+            guests: [a.doorbells[0][0].try_clone()?, b.doorbells[1][0].try_clone()?],
+            ours: [a.doorbells[1][0].try_clone()?, b.doorbells[0][0].try_clone()?],
             over: Arc::clone(&over),
         };
-        let bell = a.doorbells[1].try_clone()?;
+        let bell = a.doorbells[1][0].try_clone()?;
         thread::Builder::new().name("relay".into()).spawn(move || match relay.run(&mut bells) {
             Ok([Outcome::Closed, Outcome::Closed]) => info!(tag, "relay: both channels closed"),
             Ok(outcome) => warn!(tag, ?outcome, "relay: a guest broke the protocol"),

@@ -211,15 +211,22 @@ fn a_machine_that_is_awaited() {
     let directory = tempfile::tempdir().expect("a directory");
     let (one, two) = (Qemu::start(directory.path(), 1), Qemu::start(directory.path(), 2));
     let agent = Agent::start(directory.path());
+    agent.policy(directory.path(), "doorbells = 9\n");
     let mut b = await_arrival(&agent, &one, &two);
     assert!(two.devices() == ["vmloop-ctl"]);
-    wait("what its control device needs", || is_ready(&one));
+    b.hello_of(shm::VMLOOP_F_LANES | shm::VMLOOP_F_CHANGES, 4);
+    wait("what its control device needs", || {
+        b.hear();
+        is_ready(&one) && b.welcomes == 2
+    });
 
     one.migration("completed", "running");
     one.event("RESUME", &Value::Null);
     // Its modules have not said anything.
     let both = ["vmloop-ch-1", "vmloop-ctl"];
     wait("a channel", || one.devices() == both && two.devices() == both);
+    // It may have as many CPUs as the other.
+    assert_eq!(one.state().devices["vmloop-ch-1"].vectors, 5);
     let mut a = Modules::load(&one, 11, [10, 0, 0, 1]);
     wait("two that know of each other", || {
         a.hear();

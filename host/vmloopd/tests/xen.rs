@@ -23,7 +23,7 @@ use vmloopd::event::Event;
 use vmloopd::network::links::{Link, Links};
 use vmloopd::server;
 use vmloopd::xen;
-use xenstore::{Modules, Xenstored, mac, wait};
+use xenstore::{Modules, Xenstored, mac, ports, wait};
 
 struct Agent {
     runtime: Runtime,
@@ -216,7 +216,7 @@ fn from_hello_to_a_channel_and_back() {
 
     let tag = link(&agent, &mut a, &mut b);
     assert_eq!(a.told(&format!("channel/{tag}")), Some("2 0 make".into()));
-    let map = format!("1 1 map {} {}", 1000 + tag, 20 + tag);
+    let map = format!("1 1 map {} {}", 1000 + tag, ports(tag).join(" "));
     assert_eq!(b.told(&format!("channel/{tag}")), Some(map));
     assert_eq!(
         (a.peer(2).map(|peer| peer.1), b.peer(1).map(|peer| peer.1)),
@@ -1107,7 +1107,7 @@ fn a_guest_that_is_on_its_way() {
     // Its neighbours may make the region already: the first answer leads to it.
     let tag = offer(&store, &agent, &mut a);
     let (mut b, first) = arrive(&store, &agent, 1);
-    let map = format!("\nchannel/{tag} 1 1 map {} {}\n", 1000 + tag, 20 + tag);
+    let map = format!("\nchannel/{tag} 1 1 map {} {}\n", 1000 + tag, ports(tag).join(" "));
     assert!(store.is_real() || first.contains(&map), "{first}");
     up(&mut a, &mut b);
     assert_eq!((b.were_up.clone(), agent.channels()), (vec![tag], 1));

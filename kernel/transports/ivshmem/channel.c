@@ -18,19 +18,19 @@ struct ivshmem_channel {
 	struct vmloop_link link;
 };
 
-static void ring(struct vmloop_link *link)
+static void ring(struct vmloop_link *link, u32 bell)
 {
 	struct ivshmem_channel *channel =
 		container_of(link, struct ivshmem_channel, link);
 
-	ivshmem_ring(channel->device);
+	ivshmem_ring(channel->device, bell);
 }
 
-static void event(struct ivshmem_device *device)
+static void event(struct ivshmem_device *device, unsigned int bell)
 {
 	struct ivshmem_channel *channel = device->priv;
 
-	vmloop_link_event(&channel->link);
+	vmloop_link_event(&channel->link, bell);
 }
 
 /**
@@ -60,7 +60,7 @@ int ivshmem_channel_add(struct ivshmem_device *device)
 
 /**
  * ivshmem_channel_start() - give the channel's memory to the core
- * @device: prepared, with interrupt
+ * @device: prepared, with interrupts
  *
  * Return: 0 or a negative errno.
  */
@@ -68,12 +68,15 @@ int ivshmem_channel_start(struct ivshmem_device *device)
 {
 	struct ivshmem_channel *channel = device->priv;
 
+	channel->link.bells = device->bells;
+	/* The agent gives both devices of a channel the same number. */
+	channel->link.peer_bells = device->vectors;
 	return vmloop_link_add(&channel->link);
 }
 
 /**
  * ivshmem_channel_remove() - take the channel's memory back
- * @device: started before, its interrupt freed
+ * @device: started before, its interrupts freed
  */
 void ivshmem_channel_remove(struct ivshmem_device *device)
 {

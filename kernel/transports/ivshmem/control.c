@@ -9,6 +9,7 @@
  * which nests inside the core mutex; they are received in a work, which takes the
  * core mutex.
  */
+#include <linux/cpumask.h>
 #include <linux/random.h>
 #include <linux/slab.h>
 #include <linux/utsname.h>
@@ -74,7 +75,7 @@ static int send(u16 type, const void *message, u32 size)
 	vmloop_ring_commit(&control->tx);
 	wanted = vmloop_ring_publish(&control->tx);
 	if (wanted)
-		ivshmem_ring(control->device);
+		ivshmem_ring(control->device, 0);
 out:
 	spin_unlock_bh(&control_lock);
 	return err;
@@ -129,6 +130,7 @@ static int send_hello(void)
 	struct vmloop_msg_hello hello = {
 		.major = VMLOOP_SHM_MAJOR,
 		.minor = VMLOOP_SHM_MINOR,
+		.cpus = num_online_cpus(),
 		.features = vmloop_features() | VMLOOP_F_CHANGES,
 		.version = VMLOOP_VERSION,
 	};
@@ -278,7 +280,7 @@ static bool receive(struct ivshmem_control *control)
 		       min_t(u32, record.size, sizeof(message)));
 		vmloop_ring_release(&control->rx);
 		if (vmloop_ring_consume_publish(&control->rx))
-			ivshmem_ring(control->device);
+			ivshmem_ring(control->device, 0);
 		handle(record.type, record.size, &message);
 	}
 	return !vmloop_ring_sleep(&control->rx) && !control->rx.broken;
@@ -318,7 +320,7 @@ static void control_work(struct work_struct *work)
 		queue_work(system_highpri_wq, &control->work);
 }
 
-static void event(struct ivshmem_device *device)
+static void event(struct ivshmem_device *device, unsigned int bell)
 {
 	struct ivshmem_control *control = device->priv;
 
@@ -451,7 +453,7 @@ void ivshmem_control_start(struct ivshmem_device *device)
 
 	/* Pairs with the acquire in event(). */
 	smp_store_release(&control->started, true);
-	ivshmem_ring(device);
+	ivshmem_ring(device, 0);
 	queue_work(system_highpri_wq, &control->work);
 	ivshmem_look(LOOK_FOR_CHANNEL);
 }
@@ -478,7 +480,7 @@ void ivshmem_control_remove(struct ivshmem_device *device)
 
 	/* Nothing is written to the region after this. */
 	virt_store_release(&control->region.ours->state, VMLOOP_SIDE_CLOSED);
-	ivshmem_ring(device);
+	ivshmem_ring(device, 0);
 	if (was_current)
 		ivshmem_look(LOOK_FOR_CONTROL);
 }

@@ -22,6 +22,20 @@
 #define IVSHMEM_ID_GUEST	1	/* our id on a control device */
 #define IVSHMEM_ID_CHANNEL	2	/* the first id of channel devices */
 
+struct ivshmem_device;
+
+/**
+ * struct ivshmem_bell - one doorbell of ours that has an interrupt
+ * @device: whose
+ * @number: which one
+ * @cpu: but of the first: which CPU is to hear it
+ */
+struct ivshmem_bell {
+	struct ivshmem_device *device;
+	unsigned int number;
+	unsigned int cpu;
+};
+
 /**
  * struct ivshmem_device - one ivshmem-doorbell device of ours
  * @pdev: the PCI device
@@ -29,6 +43,9 @@
  * @base: BAR2, the region
  * @size: bytes of @base
  * @id: IVPosition: our id, given by the agent through the hypervisor
+ * @vectors: doorbells that each of the two devices has
+ * @bells: how many of ours have an interrupt; the first of them, and 1 at least
+ * @bell: those
  * @event: what a doorbell does; hard interrupt
  * @priv: the control's or the channel's own
  */
@@ -38,14 +55,18 @@ struct ivshmem_device {
 	void *base;
 	size_t size;
 	u32 id;
-	void (*event)(struct ivshmem_device *device);
+	unsigned int vectors;
+	unsigned int bells;
+	struct ivshmem_bell bell[VMLOOP_BELLS];
+	void (*event)(struct ivshmem_device *device, unsigned int bell);
 	void *priv;
 };
 
-/* Ring the other party's doorbell. Context: any. */
-static inline void ivshmem_ring(struct ivshmem_device *device)
+/* Ring a doorbell of the other party's, below device->vectors. Context: any. */
+static inline void ivshmem_ring(struct ivshmem_device *device, u32 bell)
 {
-	writel((device->id ^ 1) << 16, device->registers + IVSHMEM_DOORBELL);
+	writel((device->id ^ 1) << 16 | bell,
+	       device->registers + IVSHMEM_DOORBELL);
 }
 
 /* main.c */

@@ -7,8 +7,8 @@
  * with our magic are somebody else's.
  *
  * Context: probe and remove run in process context under the device's lock.
- * The interrupt is asked for before, and freed before, the core sees the
- * memory come and go.
+ * Interrupts are asked for before, and freed before, the core sees the memory come
+ * and go.
  */
 #include <linux/interrupt.h>
 #include <linux/pm.h>
@@ -18,6 +18,10 @@
 
 #define IVSHMEM_REVISION	1
 
+static unsigned int bells = VMLOOP_BELLS;
+module_param(bells, uint, 0644);
+MODULE_PARM_DESC(bells, "interrupts of a new channel, at most (1 to 9): one for all lanes, and one for each packet lane; never more than the host gives, or than one more than there are CPUs");
+
 struct vmloop_transport ivshmem_transport = {
 	.name = "ivshmem",
 	.owner = THIS_MODULE,
@@ -26,9 +30,9 @@ struct vmloop_transport ivshmem_transport = {
 
 static irqreturn_t interrupt(int irq, void *data)
 {
-	struct ivshmem_device *device = data;
+	struct ivshmem_bell *bell = data;
 
-	device->event(device);
+	bell->device->event(bell->device, bell->number);
 	return IRQ_HANDLED;
 }
 
@@ -71,6 +75,87 @@ static int map(struct ivshmem_device *device)
 	return 0;
 }
 
+static void bells_free(struct ivshmem_device *device)
+{
+	struct pci_dev *pdev = device->pdev;
+	unsigned int i;
+	int irq;
+
+	for (i = 0; i < device->bells; i++) {
+		irq = pci_irq_vector(pdev, i);
+		if (i)
+			irq_update_affinity_hint(irq, NULL);
+		free_irq(irq, &device->bell[i]);
+	}
+	device->bells = 0;
+	pci_free_irq_vectors(pdev);
+}
+
+/* Where the CPU is not there, the interrupt stays where the kernel has put it. */
+static void bell_place(struct ivshmem_bell *bell)
+{
+	int irq = pci_irq_vector(bell->device->pdev, bell->number);
+
+	if (bell->cpu < nr_cpu_ids)
+		irq_set_affinity_and_hint(irq, cpumask_of(bell->cpu));
+}
+
+static int bell_request(struct ivshmem_device *device, unsigned int number,
+			unsigned int turn)
+{
+	struct ivshmem_bell *bell = &device->bell[number];
+	struct pci_dev *pdev = device->pdev;
+	int irq = pci_irq_vector(pdev, number);
+	const char *name = pci_name(pdev);
+	int err;
+
+	bell->device = device;
+	bell->number = number;
+	if (number)
+		name = devm_kasprintf(&pdev->dev, GFP_KERNEL, "%s-lane%u", name,
+				      number - 1);
+	if (!name)
+		return -ENOMEM;
+	err = request_irq(irq, interrupt, 0, name, bell);
+	if (err)
+		return err;
+	if (number) {
+		bell->cpu = vmloop_bell_cpu(turn + number);
+		bell_place(bell);
+	}
+	return 0;
+}
+
+/* As many as there are CPUs that can hear one, or as there are vectors left for; 1 at least. */
+static int bells_request(struct ivshmem_device *device)
+{
+	unsigned int turn = vmloop_bell_turn();
+	struct pci_dev *pdev = device->pdev;
+	int err, count;
+
+	count = pci_msix_vec_count(pdev);
+	if (count < 0)
+		return count;
+	device->vectors = count;
+	count = 1;
+	if (!is_control(device))
+		count = clamp(READ_ONCE(bells), 1U,
+			      min_t(u32, 1 + num_online_cpus(), VMLOOP_BELLS));
+	count = pci_alloc_irq_vectors(pdev, 1, count, PCI_IRQ_MSIX);
+	if (count < 0)
+		return count;
+	while (device->bells < count) {
+		err = bell_request(device, device->bells, turn);
+		if (err)
+			break;
+		device->bells++;
+	}
+	if (device->bells)
+		return 0;
+	pci_free_irq_vectors(pdev);
+	return err;
+}
+
 static int probe_now(struct pci_dev *pdev)
 {
 	struct ivshmem_device *device;
@@ -94,13 +179,9 @@ static int probe_now(struct pci_dev *pdev)
 		return err;
 
 	pci_set_master(pdev);	/* without it no MSI-X */
-	err = pci_alloc_irq_vectors(pdev, 1, 1, PCI_IRQ_MSIX);
-	if (err < 0)
-		goto err_vectors;
-	err = request_irq(pci_irq_vector(pdev, 0), interrupt, 0,
-			  pci_name(pdev), device);
+	err = bells_request(device);
 	if (err)
-		goto err_irq;
+		goto err_bells;
 
 	if (is_control(device)) {
 		ivshmem_control_start(device);
@@ -112,10 +193,8 @@ static int probe_now(struct pci_dev *pdev)
 	return 0;
 
 err_start:
-	free_irq(pci_irq_vector(pdev, 0), device);
-err_irq:
-	pci_free_irq_vectors(pdev);
-err_vectors:
+	bells_free(device);
+err_bells:
 	if (is_control(device))
 		ivshmem_control_cancel(device);
 	kfree(device->priv);
@@ -161,12 +240,11 @@ static void remove(struct pci_dev *pdev)
 {
 	struct ivshmem_device *device = pci_get_drvdata(pdev);
 
-	free_irq(pci_irq_vector(pdev, 0), device);
+	bells_free(device);
 	if (is_control(device))
 		ivshmem_control_remove(device);
 	else
 		ivshmem_channel_remove(device);
-	pci_free_irq_vectors(pdev);
 	kfree(device->priv);
 }
 
@@ -179,10 +257,15 @@ static int suspend(struct device *dev)
 static int resume(struct device *dev)
 {
 	struct ivshmem_device *device = dev_get_drvdata(dev);
+	unsigned int i;
 
+	/* CPUs that went take no interrupts back when they return. */
+	for (i = 1; i < device->bells; i++)
+		bell_place(&device->bell[i]);
 	/* What rang meanwhile is lost with the interrupts' state: look. */
 	local_bh_disable();
-	device->event(device);
+	for (i = 0; i < device->bells; i++)
+		device->event(device, i);
 	local_bh_enable();
 	return 0;
 }

@@ -34,6 +34,10 @@ static unsigned int lanes = 512;
 module_param(lanes, uint, 0444);
 MODULE_PARM_DESC(lanes, "lanes of the channel, an even number from 2 to 4096; 0 makes one of version 1, for tests");
 
+static unsigned int bells = VMLOOP_BELLS;
+module_param(bells, uint, 0444);
+MODULE_PARM_DESC(bells, "doorbells of each end, from 1 to 9: one for all lanes, and one for each lane that packets are spread over");
+
 static int without_set(const char *value, const struct kernel_param *param);
 
 static const struct kernel_param_ops without_ops = {
@@ -69,13 +73,13 @@ static DEFINE_MUTEX(loopback_mutex);
 static struct vmloop_transport transport;
 
 /*
- * A doorbell is a plain call: the other end looks at its lane. As in an interrupt,
+ * A doorbell is a plain call: the other end looks at its lanes. As in an interrupt,
  * what that raises runs when this is over, also where nobody else would run it.
  */
-static void ring(struct vmloop_link *link)
+static void ring(struct vmloop_link *link, u32 bell)
 {
 	local_bh_disable();
-	vmloop_link_event(&ends[link == &ends[0].link].link);
+	vmloop_link_event(&ends[link == &ends[0].link].link, bell);
 	local_bh_enable();
 }
 
@@ -141,6 +145,8 @@ static void channel_make(void)
 			.side = i,
 			.base = region,
 			.size = region_size(),
+			.bells = bells,
+			.peer_bells = bells,
 			.ring = ring,
 		};
 	}
@@ -277,7 +283,7 @@ static int spoil_set(const char *value, const struct kernel_param *param)
 					  VMLOOP_REGION_CHANNEL) : -ENOENT;
 	if (!err) {
 		spoil_head(&theirs);
-		ring(&ends[end].link);
+		ring(&ends[end].link, 0);
 	}
 	mutex_unlock(&loopback_mutex);
 	return err;
@@ -323,6 +329,11 @@ static int parse(u8 *first, u8 *second)
 	if (lanes % 2 || lanes > VMLOOP_LANES_MAX) {
 		pr_err("vmloop_loopback: lanes is an even number from 2 to %u, or 0\n",
 		       VMLOOP_LANES_MAX);
+		return -EINVAL;
+	}
+	if (!bells || bells > VMLOOP_BELLS) {
+		pr_err("vmloop_loopback: bells is a number from 1 to %u\n",
+		       VMLOOP_BELLS);
 		return -EINVAL;
 	}
 	return 0;

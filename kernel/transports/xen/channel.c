@@ -6,7 +6,7 @@
  *
  * Owns the channels. They change in works of our queue, of which one runs at a
  * time; the list, and what the core reported, are also looked at under the
- * core mutex, and are under channels_lock. The doorbell runs in hard interrupt
+ * core mutex, and are under channels_lock. Doorbells run in hard interrupt
  * from before a link is added until disable_irq() in withdraw().
  *
  *	WAITING   nothing here yet
@@ -14,6 +14,7 @@
  *	REVOKING  side 0: the core is done with it, the peer may still map it
  *	DONE      nothing is held any more; dom0 has the last word to remove it
  */
+#include <linux/cpumask.h>
 #include <linux/interrupt.h>
 #include <linux/jiffies.h>
 #include <linux/slab.h>
@@ -40,16 +41,47 @@
 
 /*
  * A peer that rings without being asked costs an interrupt each time. Beyond
- * so many in so long, Xen delivers the next one late.
+ * so many in so long, by all doorbells of a channel, Xen delivers the next one late.
  */
 #define FLOOD_TIME	msecs_to_jiffies(20)
 #define FLOOD_RINGS	5000
+
+/*
+ * Event channels that all channels have before new ones get one alone: libxl gives a
+ * domain 1,023 by default, and a kernel that has none left for a CPU that comes panics.
+ */
+#define PORTS_MAX	256
+
+static unsigned int bells = VMLOOP_BELLS;
+module_param(bells, uint, 0644);
+MODULE_PARM_DESC(bells, "event channels of a new channel, at most (1 to 9): one for all lanes, and one for each packet lane; never more than dom0 allows, or than one more than there are CPUs");
+
+static atomic_t ports;	/* event channels that we have */
 
 enum phase {
 	WAITING,
 	OPEN,
 	REVOKING,
 	DONE,
+};
+
+/**
+ * struct vmloop_xen_bell - one doorbell: an event channel, whose other end is the peer's
+ *	doorbell of the same number
+ * @channel: whose
+ * @number: which one
+ * @port: our end, 0 for none
+ * @irq: rings here, 0 for none
+ * @rings: how often since @window; used by the doorbell only
+ * @window: when counting began, in jiffies; used by the doorbell only
+ */
+struct vmloop_xen_bell {
+	struct vmloop_xen_channel *channel;
+	unsigned int number;
+	evtchn_port_t port;
+	int irq;
+	unsigned int rings;
+	unsigned long window;
 };
 
 /**
@@ -70,10 +102,8 @@ enum phase {
  * @offer: side 0: the region
  * @accepted: side 1: the region
  * @gref: side 0: grant that is offered
- * @port: our event channel, 0 for none
- * @irq: the doorbell, 0 for none
- * @rings: doorbells since @window; used by the doorbell only
- * @window: when counting began, in jiffies; used by the doorbell only
+ * @bells: doorbells that there are
+ * @bell: those
  * @link: what the core knows of it
  */
 struct vmloop_xen_channel {
@@ -89,14 +119,12 @@ struct vmloop_xen_channel {
 	u32 reported;
 	bool ended;
 	bool broken;
-	char said[48];
+	char said[128];
 	struct vmloop_xen_offer *offer;
 	struct vmloop_xen_accepted accepted;
 	grant_ref_t gref;
-	evtchn_port_t port;
-	int irq;
-	unsigned int rings;
-	unsigned long window;
+	unsigned int bells;
+	struct vmloop_xen_bell bell[VMLOOP_BELLS];
 	struct vmloop_link link;
 };
 
@@ -124,107 +152,178 @@ static struct vmloop_xen_channel *find(u32 tag)
 	return NULL;
 }
 
-/* The doorbell ----------------------------------------------------------- */
+/* Doorbells -------------------------------------------------------------- */
 
-static void ring(struct vmloop_link *link)
+static void ring(struct vmloop_link *link, u32 bell)
 {
 	struct vmloop_xen_channel *channel =
 		container_of(link, struct vmloop_xen_channel, link);
 
-	notify_remote_via_evtchn(channel->port);
+	notify_remote_via_evtchn(channel->bell[bell].port);
 }
 
-static bool is_flood(struct vmloop_xen_channel *channel)
+static bool is_flood(struct vmloop_xen_bell *bell)
 {
-	if (time_after(jiffies, channel->window + FLOOD_TIME)) {
-		channel->window = jiffies;
-		channel->rings = 0;
+	/* It may ring while others are made yet. */
+	unsigned int count = max(READ_ONCE(bell->channel->bells), 1U);
+
+	if (time_after(jiffies, bell->window + FLOOD_TIME)) {
+		bell->window = jiffies;
+		bell->rings = 0;
 	}
-	return ++channel->rings > FLOOD_RINGS;
+	return ++bell->rings > FLOOD_RINGS / count;
 }
 
 static irqreturn_t doorbell(int irq, void *data)
 {
-	struct vmloop_xen_channel *channel = data;
+	struct vmloop_xen_bell *bell = data;
 
-	vmloop_link_event(&channel->link);
+	vmloop_link_event(&bell->channel->link, bell->number);
 	/*
-	 * The one that was passed: this may run before channel->irq is set,
+	 * The one that was passed: this may run before bell->irq is set,
 	 * and without an end of interrupt there is never another.
 	 */
-	xen_irq_lateeoi(irq, is_flood(channel) ? XEN_EOI_FLAG_SPURIOUS : 0);
+	xen_irq_lateeoi(irq, is_flood(bell) ? XEN_EOI_FLAG_SPURIOUS : 0);
 	return IRQ_HANDLED;
 }
 
 /* Whether our port leads to the peer; if not, it is no longer ours. */
-static bool port_is_ours(const struct vmloop_xen_channel *channel)
+static bool port_is_ours(const struct vmloop_xen_bell *bell)
 {
 	struct evtchn_status status = {
 		.dom = DOMID_SELF,
-		.port = channel->port,
+		.port = bell->port,
 	};
+	domid_t peer = bell->channel->peer;
 
 	if (HYPERVISOR_event_channel_op(EVTCHNOP_status, &status))
 		return false;
 	return (status.status == EVTCHNSTAT_unbound &&
-		status.u.unbound.dom == channel->peer) ||
+		status.u.unbound.dom == peer) ||
 	       (status.status == EVTCHNSTAT_interdomain &&
-		status.u.interdomain.dom == channel->peer);
+		status.u.interdomain.dom == peer);
 }
 
-static void port_close(struct vmloop_xen_channel *channel)
+static void port_close(struct vmloop_xen_bell *bell)
 {
-	struct evtchn_close close = { .port = channel->port };
+	struct evtchn_close close = { .port = bell->port };
 
 	HYPERVISOR_event_channel_op(EVTCHNOP_close, &close);
-	channel->port = 0;
+	bell->port = 0;
 }
 
 /* Side 0: a port that only the peer can bind to. */
-static int port_alloc(struct vmloop_xen_channel *channel)
+static int port_alloc(struct vmloop_xen_bell *bell)
 {
 	struct evtchn_alloc_unbound alloc = {
 		.dom = DOMID_SELF,
-		.remote_dom = channel->peer,
+		.remote_dom = bell->channel->peer,
 	};
 	int err;
 
 	err = HYPERVISOR_event_channel_op(EVTCHNOP_alloc_unbound, &alloc);
 	if (!err)
-		channel->port = alloc.port;
+		bell->port = alloc.port;
 	return err;
 }
 
 /* Side 1: Xen checks that the port is the peer's and meant for us. */
-static int port_bind(struct vmloop_xen_channel *channel, evtchn_port_t remote)
+static int port_bind(struct vmloop_xen_bell *bell, evtchn_port_t remote)
 {
 	struct evtchn_bind_interdomain bind = {
-		.remote_dom = channel->peer,
+		.remote_dom = bell->channel->peer,
 		.remote_port = remote,
 	};
 	int err;
 
 	err = HYPERVISOR_event_channel_op(EVTCHNOP_bind_interdomain, &bind);
 	if (!err)
-		channel->port = bind.local_port;
+		bell->port = bind.local_port;
 	return err;
 }
 
-/* Make a doorbell of the port; the port is closed if that fails. */
-static int doorbell_bind(struct vmloop_xen_channel *channel)
+static const char * const bell_name[VMLOOP_BELLS] = {
+	"vmloop_xen",
+	"vmloop_xen-lane0", "vmloop_xen-lane1",
+	"vmloop_xen-lane2", "vmloop_xen-lane3",
+	"vmloop_xen-lane4", "vmloop_xen-lane5",
+	"vmloop_xen-lane6", "vmloop_xen-lane7",
+};
+
+/*
+ * Have the port ring; it is closed if that fails. Each doorbell but the first is for one
+ * lane: its interrupt has a CPU of its own.
+ */
+static int doorbell_bind(struct vmloop_xen_bell *bell, unsigned int turn)
 {
+	unsigned int cpu;
 	int irq;
 
-	irq = bind_evtchn_to_irqhandler_lateeoi(channel->port, doorbell, 0,
-						"vmloop_xen", channel);
+	irq = bind_evtchn_to_irqhandler_lateeoi(bell->port, doorbell, 0,
+						bell_name[bell->number], bell);
 	if (irq < 0) {
 		/* It may be closed already, and somebody else's by now. */
-		if (port_is_ours(channel))
-			port_close(channel);
-		channel->port = 0;
+		if (port_is_ours(bell))
+			port_close(bell);
+		bell->port = 0;
 		return irq;
 	}
-	channel->irq = irq;
+	bell->irq = irq;
+	if (!bell->number)
+		return 0;
+	cpu = vmloop_bell_cpu(turn + bell->number);
+	if (cpu < nr_cpu_ids)
+		irq_set_affinity_and_hint(irq, cpumask_of(cpu));
+	return 0;
+}
+
+static void doorbells_unbind(struct vmloop_xen_channel *channel)
+{
+	struct vmloop_xen_bell *bell;
+
+	while (channel->bells) {
+		bell = &channel->bell[channel->bells - 1];
+		WRITE_ONCE(channel->bells, channel->bells - 1);
+		atomic_dec(&ports);
+		if (bell->number)
+			irq_update_affinity_hint(bell->irq, NULL);
+		/* Closes the port as well. */
+		unbind_from_irqhandler(bell->irq, bell);
+		bell->irq = 0;
+		bell->port = 0;
+	}
+}
+
+/* As many as are of use to us, with the @count ports of the peer's, or NULL: new ones. */
+static int doorbells_make(struct vmloop_xen_channel *channel,
+			  const evtchn_port_t *remote, unsigned int count)
+{
+	unsigned int turn = vmloop_bell_turn(), i;
+	struct vmloop_xen_bell *bell;
+	int err = 0;
+
+	if (num_online_cpus() == 1 || atomic_read(&ports) >= PORTS_MAX)
+		count = 1;
+	count = clamp(READ_ONCE(bells), 1U,
+		      min_t(unsigned int, count, 1 + num_online_cpus()));
+	for (i = 0; i < count; i++) {
+		bell = &channel->bell[i];
+		bell->channel = channel;
+		bell->number = i;
+		bell->window = jiffies;
+		err = remote ? port_bind(bell, remote[i]) : port_alloc(bell);
+		if (!err)
+			err = doorbell_bind(bell, turn);
+		if (err)
+			break;
+		WRITE_ONCE(channel->bells, i + 1);
+		atomic_inc(&ports);
+	}
+	if (!i)
+		return err;
+	if (err)
+		pr_info_ratelimited("vmloop_xen: lanes to domain %u share doorbells: error %d\n",
+				    channel->peer, -err);
 	return 0;
 }
 
@@ -237,65 +336,55 @@ static int link_add(struct vmloop_xen_channel *channel, void *base, size_t size)
 	channel->link.side = channel->side;
 	channel->link.base = base;
 	channel->link.size = size;
+	channel->link.bells = channel->bells;
+	/* What the peer hears it says; each leads to the one of ours of the same number. */
+	channel->link.peer_bells = channel->bells;
 	channel->link.ring = ring;
 	return vmloop_link_add(&channel->link);
 }
 
-static void doorbell_unbind(struct vmloop_xen_channel *channel)
-{
-	/* Closes the port as well. */
-	unbind_from_irqhandler(channel->irq, channel);
-	channel->irq = 0;
-	channel->port = 0;
-}
-
 static int channel_make(struct vmloop_xen_channel *channel, u32 ring_size,
-			bool lanes)
+			const struct vmloop_xen_told *told)
 {
 	int err;
 
-	channel->offer = vmloop_xen_offer_make(channel->peer, ring_size, lanes);
+	channel->offer = vmloop_xen_offer_make(channel->peer, ring_size,
+					       told->lanes);
 	if (IS_ERR(channel->offer)) {
 		err = PTR_ERR(channel->offer);
 		channel->offer = NULL;
 		return err;
 	}
 	channel->gref = channel->offer->gref[0];
-	err = port_alloc(channel);
+	err = doorbells_make(channel, NULL, told->bells);
 	if (err)
-		goto err_port;
-	err = doorbell_bind(channel);
-	if (err)
-		goto err_port;
+		goto err_bells;
 	err = link_add(channel, channel->offer->base, channel->offer->size);
 	if (err)
 		goto err_link;
 	return 0;
 
 err_link:
-	doorbell_unbind(channel);
-err_port:
+	doorbells_unbind(channel);
+err_bells:
 	/* Nobody has heard of the grants, but anybody can guess them. */
 	vmloop_xen_offer_end(channel->offer);
 	channel->offer = NULL;
 	return err;
 }
 
-static int channel_map(struct vmloop_xen_channel *channel, grant_ref_t gref,
-		       evtchn_port_t port)
+static int channel_map(struct vmloop_xen_channel *channel,
+		       const struct vmloop_xen_told *told)
 {
 	struct vmloop_xen_mapping *region = &channel->accepted.region;
 	int err;
 
-	err = vmloop_xen_accept(&channel->accepted, channel->peer, gref);
+	err = vmloop_xen_accept(&channel->accepted, channel->peer, told->gref);
 	if (err)
 		return err;
-	err = port_bind(channel, port);
+	err = doorbells_make(channel, told->port, told->ports);
 	if (err)
-		goto err_port;
-	err = doorbell_bind(channel);
-	if (err)
-		goto err_port;
+		goto err_bells;
 	err = link_add(channel, region->base,
 		       (size_t)region->count * VMLOOP_XEN_PAGE);
 	if (err)
@@ -303,8 +392,8 @@ static int channel_map(struct vmloop_xen_channel *channel, grant_ref_t gref,
 	return 0;
 
 err_link:
-	doorbell_unbind(channel);
-err_port:
+	doorbells_unbind(channel);
+err_bells:
 	vmloop_xen_accept_end(&channel->accepted);
 	return err;
 }
@@ -315,8 +404,8 @@ static void channel_open(struct vmloop_xen_channel *channel,
 	int err;
 
 	err = told->wish == VMLOOP_XEN_MAKE ?
-	      channel_make(channel, ring_size, told->lanes) :
-	      channel_map(channel, told->gref, told->port);
+	      channel_make(channel, ring_size, told) :
+	      channel_map(channel, told);
 	if (err) {
 		pr_warn_ratelimited("vmloop_xen: no channel to domain %u: error %d\n",
 				    channel->peer, -err);
@@ -332,13 +421,16 @@ static void channel_open(struct vmloop_xen_channel *channel,
 /* Take the link from the core, and let go of all that needs no waiting. */
 static void withdraw(struct vmloop_xen_channel *channel)
 {
+	unsigned int i;
+
 	/*
 	 * No doorbell comes in any more, but the core can still ring out: its
 	 * last ring says that it has closed.
 	 */
-	disable_irq(channel->irq);
+	for (i = 0; i < channel->bells; i++)
+		disable_irq(channel->bell[i].irq);
 	vmloop_link_remove(&channel->link);
-	doorbell_unbind(channel);
+	doorbells_unbind(channel);
 	if (channel->side) {
 		vmloop_xen_accept_end(&channel->accepted);
 		channel->phase = DONE;
@@ -374,6 +466,18 @@ static void revoke(struct vmloop_xen_channel *channel)
 	channel->phase = DONE;
 }
 
+static void offer_word(const struct vmloop_xen_channel *channel, char *word,
+		       size_t size)
+{
+	unsigned int i;
+	int at;
+
+	at = scnprintf(word, size, "offer %u", channel->gref);
+	for (i = 0; i < channel->bells; i++)
+		at += scnprintf(word + at, size - at, " %u",
+				channel->bell[i].port);
+}
+
 /* What dom0 is to know of the channel now; empty for nothing new. */
 static void word_of(const struct vmloop_xen_channel *channel, char *word,
 		    size_t size)
@@ -404,8 +508,7 @@ static void word_of(const struct vmloop_xen_channel *channel, char *word,
 	else if (reported == VMLOOP_STATE_IDLE)
 		strscpy(word, "idle", size);
 	else if (!reported && !channel->side)
-		snprintf(word, size, "offer %u %u", channel->gref,
-			 channel->port);
+		offer_word(channel, word, size);
 }
 
 /* Returns when to try again, in jiffies; 0 for never. */
@@ -506,7 +609,6 @@ static struct vmloop_xen_channel *add(const struct vmloop_xen_told *told)
 	channel->tag = told->tag;
 	channel->side = told->side;
 	channel->peer = told->peer;
-	channel->window = jiffies;
 	spin_lock(&channels_lock);
 	list_add_tail(&channel->list, &channels);
 	spin_unlock(&channels_lock);

@@ -270,7 +270,8 @@ static u64 own_id(const struct snapshot *snapshot)
 static bool parse_wish(const char *at, struct vmloop_xen_told *told)
 {
 	char word[16];
-	u64 gref, port, major;
+	u64 gref, port, major, bells;
+	unsigned int i;
 
 	if (!vmloop_xen_word(&at, word, sizeof(word)))
 		return false;
@@ -281,18 +282,26 @@ static bool parse_wish(const char *at, struct vmloop_xen_told *told)
 		told->wish = VMLOOP_XEN_CLOSE;
 	else if (!strcmp(word, "map"))
 		told->wish = VMLOOP_XEN_MAP;
-	if (told->wish == VMLOOP_XEN_MAKE)
+	told->bells = 1;
+	if (told->wish == VMLOOP_XEN_MAKE) {
 		told->lanes = vmloop_xen_number(&at, U32_MAX, &major) &&
 			      major == VMLOOP_TABLE_MAJOR;
+		if (told->lanes && vmloop_xen_number(&at, VMLOOP_BELLS, &bells))
+			told->bells = max(bells, 1ULL);
+	}
 	/* Another word is a newer agent's; the channel is there, however. */
 	if (told->wish != VMLOOP_XEN_MAP)
 		return true;
-	if (!vmloop_xen_number(&at, U32_MAX, &gref) ||
-	    !vmloop_xen_number(&at, U32_MAX, &port))
+	if (!vmloop_xen_number(&at, U32_MAX, &gref))
 		return false;
 	told->gref = gref;
-	told->port = port;
-	return true;
+	for (i = 0; i < ARRAY_SIZE(told->port); i++) {
+		if (!vmloop_xen_number(&at, U32_MAX, &port))
+			break;
+		told->port[i] = port;
+	}
+	told->ports = i;
+	return i;
 }
 
 static bool parse_channel(const char *name, const char *at, u64 own,

@@ -135,8 +135,10 @@ enum vmloop_xen_wish {
  * @peer: the other side
  * @wish: what to do
  * @gref: first page of the peer's descriptor, with VMLOOP_XEN_MAP
- * @port: the peer's event channel, with VMLOOP_XEN_MAP
+ * @port: the peer's event channels, with VMLOOP_XEN_MAP
+ * @ports: how many, 1 at least
  * @lanes: the peer knows regions of version 2, with VMLOOP_XEN_MAKE
+ * @bells: event channels of the channel at most, with VMLOOP_XEN_MAKE
  */
 struct vmloop_xen_told {
 	u32 tag;
@@ -144,8 +146,10 @@ struct vmloop_xen_told {
 	domid_t peer;
 	enum vmloop_xen_wish wish;
 	grant_ref_t gref;
-	evtchn_port_t port;
+	evtchn_port_t port[VMLOOP_BELLS];
+	unsigned int ports;
 	bool lanes;
+	unsigned int bells;
 };
 
 /* channel.c; queue */

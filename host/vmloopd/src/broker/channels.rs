@@ -44,6 +44,8 @@ pub(super) struct Channel {
     pub(super) failure: Option<(u32, String)>,
     pub(super) wanted_by: Vec<Key>,
     pub(super) ring_size: u32,
+    /// Doorbells of each side; 0 of one of an earlier agent, or that guests make.
+    pub(super) bells: u32,
     /// What is in its memory; None of one of an earlier agent.
     pub(super) layout: Option<Layout>,
     pub(super) since: Instant,
@@ -170,6 +172,14 @@ impl Channels {
         self.of.get(&guest).cloned().unwrap_or_default()
     }
 
+    /// Doorbells that a guest's ends of channels have.
+    pub(super) fn bells_of(&self, guest: Key) -> u32 {
+        let channels = self.of.get(&guest).into_iter().flatten().filter_map(|key| self.get(*key));
+        let ends = channels
+            .filter(|channel| channel.side_of(guest).is_some_and(|side| !channel.sides[side].gone));
+        ends.map(|channel| channel.bells).sum()
+    }
+
     /// The one between two guests.
     pub(super) fn between(&self, a: Key, b: Key) -> Option<ChannelKey> {
         self.find(a, |channel| channel.side_of(b).is_some())
@@ -227,5 +237,55 @@ impl Channels {
                 name.clone_into(&mut channel.sides[side].name);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn channel(guests: [Key; 2], bells: u32) -> Channel {
+        let side = |guest| ChannelSide {
+            guest,
+            id: guest,
+            name: String::new(),
+            state: None,
+            gone: false,
+            stats: None,
+        };
+        Channel {
+            tag: 1,
+            sides: guests.map(side),
+            stage: Stage::Open,
+            stuck: false,
+            reason: None,
+            failure: None,
+            wanted_by: Vec::new(),
+            ring_size: 0,
+            bells,
+            layout: None,
+            since: Instant::now(),
+            adopted: false,
+            up_since: None,
+            up_until: None,
+            broken_by: None,
+            parted: false,
+            hello_by: None,
+            commands: crate::mailbox::mailbox().0,
+        }
+    }
+
+    #[test]
+    fn doorbells_of_ends_that_are_there() {
+        let mut channels = Channels::default();
+        channels.insert(1, channel([7, 8], 3));
+        channels.insert(2, channel([7, 9], 5));
+        let of = |channels: &Channels| [7, 8, 9, 10].map(|guest| channels.bells_of(guest));
+        assert_eq!(of(&channels), [8, 3, 5, 0]);
+        // A guest that keeps its device is no reason for the other to go without.
+        channels.get_mut(2).expect("one").sides[0].gone = true;
+        assert_eq!(of(&channels), [3, 3, 5, 0]);
+        channels.remove(1);
+        assert_eq!(of(&channels), [0, 0, 5, 0]);
     }
 }

@@ -220,6 +220,7 @@ fn describe_channel(channel: &Channel, cookie: Option<u32>) -> api::Channel {
         reason: channel.reason.map(close_reason).unwrap_or_default().into(),
         age_s: channel.since.elapsed().as_secs(),
         ring_size: channel.ring_size,
+        bells: channel.bells,
     }
 }
 

@@ -57,6 +57,8 @@ pub(super) struct Arrival {
 pub(super) struct Hello {
     pub(super) version: String,
     pub(super) kernel: String,
+    /// Online; 0 if it has not said so.
+    pub(super) cpus: u32,
     pub(super) features: u64,
 }
 

@@ -23,9 +23,9 @@ impl Broker {
     /// A guest said something.
     pub(super) fn hear(&mut self, key: Key, message: GuestMessage) {
         match message {
-            GuestMessage::Hello { version, kernel, major, features, .. } => {
+            GuestMessage::Hello { version, kernel, major, cpus, features, .. } => {
                 if major == shm::VMLOOP_SHM_MAJOR {
-                    self.hello(key, Hello { version, kernel, features });
+                    self.hello(key, Hello { version, kernel, cpus, features });
                 }
             }
             GuestMessage::Advertise(list) => self.advertise(key, list),

@@ -17,6 +17,7 @@ use super::guests::{Guest, hex};
 use crate::channel;
 use crate::directory::free_tag;
 use crate::event::ChannelKey;
+use crate::limits::{self, Use};
 use crate::machine::Key;
 use crate::mailbox;
 
@@ -167,7 +168,7 @@ impl Broker {
             return Err((shm::VMLOOP_REFUSED_SLOTS, SLOTS_RETRY));
         }
         let used = |tag| self.tag_used(key, tag) || self.tag_used(other_key, tag);
-        let Some(tag) = free_tag(self.last_tag, used) else {
+        let Some(tag) = free_tag(self.last_tag, self.capabilities.tags_in_turn, used) else {
             return Err((shm::VMLOOP_REFUSED_SLOTS, SLOTS_RETRY));
         };
         self.last_tag = tag;
@@ -227,6 +228,17 @@ impl Broker {
         // it is not, the channel goes when it says so.
         let tables = guests.iter().all(|(_, guest)| guest.knows_lanes().unwrap_or(true));
         let layout = if tables { Layout::Table } else { Layout::Lane };
+        let use_of = guests.map(|(key, guest)| Use {
+            cpus: guest.hello.as_ref().map(|hello| hello.cpus),
+            bells: self.channels.bells_of(key),
+            room: guest.machine.bells,
+        });
+        let most = if tables { self.policy.doorbells } else { 1 };
+        // Where guests make them, they know best how many are of use.
+        let bells = match self.capabilities.gives_memory {
+            true => limits::bells(use_of, most),
+            false => most,
+        };
         let guests = guests.map(|(_, guest)| channel::Guest {
             id: guest.machine.id,
             epoch: guest.machine.epoch,
@@ -236,7 +248,8 @@ impl Broker {
         let (commands, inbox) = mailbox::mailbox();
         let ring_size = self.policy.ring_size;
         let post = self.post.clone();
-        let task = channel::Task { key, tag, ring_size, layout, guests, post, commands: inbox };
+        let task =
+            channel::Task { key, tag, ring_size, bells, layout, guests, post, commands: inbox };
         self.channels.insert(
             key,
             Channel {
@@ -248,6 +261,8 @@ impl Broker {
                 failure: None,
                 wanted_by: Vec::new(),
                 ring_size: if adopted { 0 } else { ring_size },
+                // Machines have counted what they had before.
+                bells: if adopted || !self.capabilities.gives_memory { 0 } else { bells },
                 layout: (!adopted).then_some(layout),
                 since: Instant::now(),
                 adopted,

@@ -390,10 +390,17 @@ fn what_stays_is_shared() {
 
 #[test]
 fn free_tags() {
-    assert_eq!(free_tag(0, |_| false), Some(1));
-    assert_eq!(free_tag(1, |tag| [1, 2, 4].contains(&tag)), Some(3));
-    assert_eq!(free_tag(3, |tag| [1, 2, 4].contains(&tag)), Some(5));
-    assert_eq!(free_tag(TAG_MAX, |tag| tag == 1), Some(2));
-    assert_eq!(free_tag(7, |tag| tag != 7), Some(7));
-    assert_eq!(free_tag(7, |_| true), None);
+    let after = |last, taken: &[u32]| free_tag(last, TAG_MAX, |tag| taken.contains(&tag));
+    assert_eq!(after(0, &[]), Some(1));
+    assert_eq!(after(1, &[1, 2, 4]), Some(3));
+    assert_eq!(after(3, &[1, 2, 4]), Some(5));
+    assert_eq!(after(TAG_MAX, &[1]), Some(2));
+    assert_eq!(free_tag(7, TAG_MAX, |tag| tag != 7), Some(7));
+    assert_eq!(free_tag(7, TAG_MAX, |_| true), None);
+    // Low ones again, while there are any.
+    assert_eq!(free_tag(8, 8, |tag| tag < 3), Some(3));
+    assert_eq!(free_tag(8, 8, |tag| tag < 9), Some(9));
+    assert_eq!(free_tag(20, 8, |_| false), Some(1));
+    assert_eq!(free_tag(9, 8, |tag| tag != TAG_MAX), Some(TAG_MAX));
+    assert_eq!(free_tag(9, 8, |_| true), None);
 }

@@ -3,13 +3,15 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::slice;
 
 use tokio::io::unix::AsyncFd;
 use vmloop_abi::control::ControlRegion;
 use vmloop_abi::memory::CONTROL_SIZE;
 use vmloop_abi::readiness::readable;
 
-use super::device::{self, Plugged, Ready, Slots, Spec};
+use super::conversation::Spec;
+use super::device::{self, Plugged, Ready, Slots};
 use super::ids::CONTROL;
 use crate::end::doorbell;
 
@@ -34,8 +36,8 @@ impl Parts {
             chardev: CONTROL.into(),
             memory: self.memory.as_fd(),
             size: CONTROL_SIZE,
-            own: (1, self.ring.as_fd()),
-            other: (0, self.heard.get_ref().as_fd()),
+            own: (1, slice::from_ref(&self.ring)),
+            other: (0, slice::from_ref(self.heard.get_ref())),
         }
     }
 

@@ -1,36 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Plugging ivshmem devices into a QEMU, and unplugging them.
-//!
-//! We are the ivshmem server of every device. As we know everything when the
-//! device is made, we write the whole conversation (docs/specs/ivshmem-spec in
-//! QEMU's tree) into a socket pair before QEMU gets its end, by `getfd`, so
-//! that no path exists that anybody else could connect to, and QEMU never
-//! waits for us. Our end goes as soon as QEMU has read all of that: a device needs
-//! its server for nothing else, and a host may have ten thousand of them.
+//! Plugging ivshmem devices into a QEMU, and unplugging them. We are the server of
+//! every device ([`super::conversation`]).
 
-use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags,
-    SocketType, sendmsg, shutdown, socketpair,
-};
 use serde_json::{Value, json};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::{Instant, sleep, timeout_at};
-use vmloop_abi::readiness::readable;
 use vmloop_qmp::{self as qmp, Qmp};
 
+use super::conversation::{Spec, conversation, let_go};
 use super::slots::{self, Kind, NoSlot};
 use crate::config::Vfio;
 use crate::limits;
 
-/// Version of the ivshmem server's protocol.
-const VERSION: i64 = 0;
 /// How long a guest may take to give a device back before we ask again.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// How long QEMU may need to let go of a character device after its user.
@@ -81,28 +68,13 @@ impl Error {
     }
 }
 
-/// What a device is made of.
-pub struct Spec<'a> {
-    /// its id
-    pub device: String,
-    /// id of its character device
-    pub chardev: String,
-    /// region
-    pub memory: BorrowedFd<'a>,
-    /// bytes of the region
-    pub size: u64,
-    /// server's id for the device
-    pub own: (u16, BorrowedFd<'a>),
-    /// and for the other side, with the doorbell that rings there
-    pub other: (u16, BorrowedFd<'a>),
-}
-
 /// A character device that is there, for a device that is to be plugged. Ends
 /// with [`Slots::plug_ready`] or [`Slots::discard`].
 pub struct Ready {
     device: String,
     chardev: String,
     size: u64,
+    vectors: usize,
     server: AsyncFd<OwnedFd>,
 }
 
@@ -118,57 +90,6 @@ impl Plugged {
     pub fn found(device: String, chardev: String) -> Self {
         Self { device, chardev }
     }
-}
-
-/// Closes the server's end of a conversation, in the background, once QEMU has read all
-/// of it, has lost the device, or has ended. Until then only writing is shut down: QEMU
-/// takes an end that is closed for a reason to read no further (POLLHUP,
-/// `tcp_chr_hup()` in its chardev/char-socket.c), and the device would lack doorbells.
-/// At the end of what there is to read QEMU closes its own end.
-fn let_go(server: AsyncFd<OwnedFd>) {
-    // Fails only if QEMU has closed its end already.
-    let _ = shutdown(server.get_ref(), Shutdown::Write);
-    tokio::spawn(async move {
-        // Devices say nothing: anything but "not yet" is the end.
-        while let Ok(mut ready) = server.readable().await {
-            match rustix::io::read(server.get_ref(), &mut [0; 1]) {
-                Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),
-                _ => break,
-            }
-        }
-    });
-}
-
-fn message(to: BorrowedFd<'_>, value: i64, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
-    if !fds.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(&fds));
-    }
-    let bytes = value.to_le_bytes();
-    match sendmsg(to, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)? {
-        8 => Ok(()),
-        _ => Err(io::ErrorKind::WriteZero.into()),
-    }
-}
-
-/// A socket pair with everything said on it that a device needs to hear: our
-/// end and QEMU's.
-fn conversation(spec: &Spec<'_>) -> io::Result<(AsyncFd<OwnedFd>, OwnedFd)> {
-    let (ours, theirs) = socketpair(
-        AddressFamily::UNIX,
-        SocketType::STREAM,
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-        None,
-    )?;
-    let to = ours.as_fd();
-    message(to, VERSION, None)?;
-    message(to, i64::from(spec.own.0), None)?;
-    message(to, -1, Some(spec.memory))?;
-    message(to, i64::from(spec.other.0), Some(spec.other.1))?;
-    message(to, i64::from(spec.own.0), Some(spec.own.1))?;
-    Ok((readable(ours)?, theirs))
 }
 
 /// The places of one machine for devices. Clones share it.
@@ -209,8 +130,13 @@ impl Slots {
         };
         let made = made.await;
         drop(theirs);
-        let ready =
-            Ready { device: spec.device, chardev: spec.chardev, size: spec.size, server: ours };
+        let ready = Ready {
+            device: spec.device,
+            chardev: spec.chardev,
+            size: spec.size,
+            vectors: spec.own.1.len(),
+            server: ours,
+        };
         match made {
             Ok(_) => Ok(ready),
             Err(error @ qmp::Error::Timeout(_)) => {
@@ -332,7 +258,7 @@ impl Slots {
 
     async fn add(&self, ready: Ready, bus: Option<String>) -> Result<Plugged, Error> {
         let mut device = json!({"driver": "ivshmem-doorbell", "id": ready.device,
-            "chardev": ready.chardev, "vectors": 1, "master": "off"});
+            "chardev": ready.chardev, "vectors": ready.vectors, "master": "off"});
         if let Some(bus) = bus {
             device["bus"] = Value::from(bus);
         }
@@ -452,138 +378,4 @@ enum Deleted {
     Yes,
     NotYet,
     MachineGone,
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs::File;
-    use std::io::IoSliceMut;
-    use std::os::fd::AsRawFd;
-
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-    use vmloop_abi::memory;
-
-    use super::*;
-    use crate::end::doorbell;
-
-    /// Reads as QEMU does: eight bytes, perhaps a descriptor.
-    fn hear(from: &OwnedFd) -> Option<(i64, Option<OwnedFd>)> {
-        let mut bytes = [0; 8];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let got = recvmsg(
-            from,
-            &mut [IoSliceMut::new(&mut bytes)],
-            &mut control,
-            RecvFlags::CMSG_CLOEXEC,
-        )
-        .ok()?;
-        if got.bytes == 0 {
-            return None;
-        }
-        assert_eq!(got.bytes, 8);
-        let mut fds: Vec<OwnedFd> = control
-            .drain()
-            .flat_map(|part| match part {
-                RecvAncillaryMessage::ScmRights(fds) => fds.collect(),
-                _ => Vec::new(),
-            })
-            .collect();
-        assert!(fds.len() <= 1);
-        Some((i64::from_le_bytes(bytes), fds.pop()))
-    }
-
-    fn inode(fd: &OwnedFd) -> u64 {
-        std::fs::metadata(format!("/proc/self/fd/{}", fd.as_raw_fd())).map_or(0, |meta| {
-            use std::os::unix::fs::MetadataExt;
-            meta.ino()
-        })
-    }
-
-    /// What to make a device of.
-    struct Parts {
-        memory: OwnedFd,
-        size: u64,
-        doorbells: [OwnedFd; 2],
-    }
-
-    impl Parts {
-        fn new() -> Self {
-            let header = memory::channel_header(memory::RING_MIN, memory::Layout::Table);
-            let memory = memory::create("test", &header).expect("memfd");
-            let doorbells = [(); 2].map(|()| doorbell().expect("eventfd"));
-            Self { memory, size: header.size, doorbells }
-        }
-
-        fn spec(&self) -> Spec<'_> {
-            Spec {
-                device: "d".into(),
-                chardev: "c".into(),
-                memory: self.memory.as_fd(),
-                size: self.size,
-                own: (14, self.doorbells[0].as_fd()),
-                other: (15, self.doorbells[1].as_fd()),
-            }
-        }
-    }
-
-    /// What a socket has for who polls it.
-    fn polled(fd: &OwnedFd) -> PollFlags {
-        let mut fds = [PollFd::new(fd, PollFlags::IN)];
-        poll(&mut fds, Some(&Timespec::default())).expect("a poll");
-        fds[0].revents()
-    }
-
-    #[tokio::test]
-    async fn a_socket_goes_when_qemu_has_read_all_of_it() {
-        let (ours, theirs) = conversation(&Parts::new().spec()).expect("a socket pair");
-        let_go(ours);
-        let mut heard = 0;
-        while hear(&theirs).is_some_and(|(_, fd)| fd.is_some() || heard < 2) {
-            heard += 1;
-            // Whatever the runtime had to do.
-            for _ in 0..10 {
-                tokio::task::yield_now().await;
-            }
-            // QEMU reads no further when it sees this.
-            assert!(!polled(&theirs).contains(PollFlags::HUP), "after {heard} messages");
-        }
-        assert_eq!(heard, 5);
-        let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
-        assert_eq!(alive(), 1);
-        // The end of what it can read, where QEMU closes its own.
-        assert_eq!(rustix::io::read(&theirs, &mut [0; 8]), Ok(0));
-        drop(theirs);
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while alive() > 0 {
-            assert!(Instant::now() < deadline, "the server's end stays");
-            sleep(Duration::from_millis(1)).await;
-        }
-    }
-
-    #[tokio::test]
-    async fn what_a_device_hears() {
-        let parts = Parts::new();
-        let (ours, theirs) = conversation(&parts.spec()).expect("a socket pair");
-        let Parts { memory, size: region_size, doorbells: [own, other] } = parts;
-
-        assert!(matches!(hear(&theirs), Some((0, None))));
-        assert!(matches!(hear(&theirs), Some((14, None))));
-        let Some((-1, Some(region))) = hear(&theirs) else { panic!("no memory") };
-        assert_eq!(inode(&region), inode(&memory));
-        let size = File::from(region).metadata().expect("its size").len();
-        assert_eq!(size, region_size);
-        let Some((15, Some(ring_other))) = hear(&theirs) else { panic!("no doorbell of 15") };
-        let Some((14, Some(ring_own))) = hear(&theirs) else { panic!("no doorbell of 14") };
-        assert!(hear(&theirs).is_none(), "nothing more is said");
-
-        let mut count = [0; 8];
-        rustix::io::write(&ring_other, &1u64.to_ne_bytes()).expect("ring");
-        assert_eq!(rustix::io::read(&other, &mut count), Ok(8));
-        assert_eq!(rustix::io::read(&own, &mut count), Err(rustix::io::Errno::AGAIN));
-        rustix::io::write(&ring_own, &1u64.to_ne_bytes()).expect("ring");
-        assert_eq!(rustix::io::read(&own, &mut count), Ok(8));
-        drop(ours);
-    }
 }

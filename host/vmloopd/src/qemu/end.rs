@@ -9,7 +9,8 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use vmloop_abi::shm;
 
-use super::device::{Error, Plugged, Slots, Spec as Device};
+use super::conversation::Spec as Device;
+use super::device::{Error, Plugged, Slots};
 use super::ids::{channel_chardev, channel_device};
 use crate::end::{Failure, GuestEnd, Medium, Offer, Pending, Place, Region, Slow, Spec};
 use crate::machine::Found;
@@ -65,8 +66,8 @@ impl End {
             chardev: self.chardev(),
             memory: region.memory.as_fd(),
             size: region.size,
-            own: (id(side), region.doorbells[side].as_fd()),
-            other: (id(1 - side), region.doorbells[1 - side].as_fd()),
+            own: (id(side), &region.doorbells[side]),
+            other: (id(1 - side), &region.doorbells[1 - side]),
         };
         // The control device was plugged before it: another place is likely.
         let plugged = self.slots.plug_likely(device).await;

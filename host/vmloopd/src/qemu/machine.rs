@@ -11,10 +11,12 @@ use std::path::Path;
 
 use serde_json::json;
 use sha2::{Digest, Sha256};
+use tracing::warn;
 use vmloop_qmp::{self as qmp, Qmp};
 
 use super::migration::{Migration, migration};
 use super::nics::{Taps, nics};
+use super::process::bells;
 use super::slots::Kind;
 use crate::machine::Machine;
 
@@ -143,8 +145,12 @@ pub async fn discover(qmp: &Qmp, pid: u32, taps: Taps) -> Result<Discovered, Err
         None => identity(&format!("process {epoch}")),
     };
     let nics = nics(qmp, taps).await?;
+    let bells = bells(pid).unwrap_or_else(|error| {
+        warn!(pid, %error, "channels of this QEMU get one doorbell: how many files it may open is not known");
+        0
+    });
     Ok(Discovered {
-        machine: Machine { uuid, name, kind_name, pid, number: None, id, epoch, nics },
+        machine: Machine { uuid, name, kind_name, pid, number: None, id, epoch, nics, bells },
         kind,
         kvm: kvm["enabled"].as_bool().unwrap_or(false),
         migration,

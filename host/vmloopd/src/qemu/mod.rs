@@ -3,6 +3,7 @@
 //! device, and channels are devices that are plugged.
 
 pub mod control;
+pub mod conversation;
 pub mod device;
 pub mod end;
 pub mod guest;
@@ -56,6 +57,10 @@ impl Backend for Qemu {
             names: false,
             prepares: true,
             gives_memory: true,
+            // QEMU keeps an entry for each id up to the device's, 2 * tag + 1, with one for
+            // each of its vectors (resize_peers() in its hw/misc/ivshmem.c): with the
+            // highest tags 4 MiB for a device of nine.
+            tags_in_turn: 2047,
             stats: STATS,
         }
     }

@@ -85,14 +85,15 @@ impl End {
 
 impl GuestEnd for End {
     fn open<'a>(&'a mut self, _: Option<&'a Region>) -> Pending<'a, Result<(), Failure>> {
-        self.set(if self.spec.side == 0 { Task::Make(self.spec.layout) } else { Task::Wait });
+        let Spec { side, layout, bells, .. } = self.spec;
+        self.set(if side == 0 { Task::Make(layout, bells) } else { Task::Wait });
         Box::pin(std::future::ready(Ok(())))
     }
 
     fn adopt(&mut self) {}
 
     fn take(&mut self, offer: Offer) {
-        self.set(Task::Map(offer.gref, offer.port));
+        self.set(Task::Map(offer));
     }
 
     fn release(&mut self) {

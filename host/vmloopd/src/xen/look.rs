@@ -13,7 +13,6 @@ use super::end::failure;
 use super::nodes::{self, Hello, Said};
 use super::present::{Failed, nics};
 use super::serving::Serving;
-use crate::end::Offer;
 use crate::event::Event;
 
 /// Nodes of a guest that are read in one look.
@@ -185,7 +184,9 @@ impl Serving {
             && !self.announced
         {
             self.announced = true;
-            self.hear(GuestMessage::Hello { major, minor, features, version, kernel }).await;
+            // Guests make the doorbells, and know how many they want.
+            let cpus = 0;
+            self.hear(GuestMessage::Hello { major, minor, cpus, features, version, kernel }).await;
         }
     }
 
@@ -233,8 +234,7 @@ impl Serving {
         let key = self.task.key;
         match Said::parse(&value) {
             Some(Said::State(state)) => self.hear(GuestMessage::State { tag, state }).await,
-            Some(Said::Offer(gref, port)) if link.side == 0 => {
-                let offer = Offer { gref, port };
+            Some(Said::Offer(offer)) if link.side == 0 => {
                 self.tell(Event::Offer { key, tag, offer }).await;
             }
             Some(Said::Fail(errno)) => {

@@ -22,6 +22,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tracing::{debug, warn};
+use vmloop_abi::message::TAG_MAX;
 use vmloop_api::{Hypervisor, Problem};
 use vmloop_xenstore::{Error, Store};
 
@@ -167,6 +168,7 @@ impl Backend for Xen {
             names: true,
             prepares: false,
             gives_memory: false,
+            tags_in_turn: TAG_MAX,
             stats: STATS,
         }
     }

@@ -13,6 +13,7 @@ use vmloop_abi::memory::Layout;
 use vmloop_abi::message::{ChannelState, Counters, TAG_MAX};
 use vmloop_abi::shm;
 
+use crate::end::{Offer, Ports};
 use crate::mac::{format_mac, parse_mac};
 
 /// What a guest is told, line by line: the first word, which says about what,
@@ -96,12 +97,18 @@ impl Hello {
 /// `channel/TAG` of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// The region is there: grant of its descriptor, event channel's port.
-    Offer(u32, u32),
+    /// The region is there.
+    Offer(Offer),
     /// How it stands.
     State(ChannelState),
     /// It could not make the region, or map it: an error's number.
     Fail(u32),
+}
+
+/// A grant, and one port at least. Words behind them are a newer guest's.
+fn offer(gref: &str, ports: &[&str]) -> Option<Offer> {
+    let ports: Vec<u32> = ports.iter().map_while(|port| number(port)).collect();
+    (!ports.is_empty()).then_some(Offer { gref: number(gref)?, ports: Ports::new(&ports) })
 }
 
 impl Said {
@@ -109,7 +116,7 @@ impl Said {
     pub fn parse(value: &[u8]) -> Option<Self> {
         let words = words(value)?;
         match words[..] {
-            ["offer", gref, port, ..] => Some(Self::Offer(number(gref)?, number(port)?)),
+            ["offer", gref, ref ports @ ..] => Some(Self::Offer(offer(gref, ports)?)),
             ["up", ..] => Some(Self::State(ChannelState::Up)),
             ["idle", ..] => Some(Self::State(ChannelState::Idle)),
             ["broken", ..] => Some(Self::State(ChannelState::Broken)),
@@ -176,12 +183,12 @@ pub fn counters(value: &[u8]) -> Option<Counters> {
 /// What a guest is to do about a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// side 0: make the region, with that in it
-    Make(Layout),
+    /// side 0: make the region, with that in it, and so many doorbells at most
+    Make(Layout, u32),
     /// side 1: nothing is offered yet
     Wait,
-    /// side 1: map the peer's descriptor, bind the peer's port
-    Map(u32, u32),
+    /// side 1: map the peer's descriptor, bind the peer's ports
+    Map(Offer),
     /// let go of it
     Close,
 }
@@ -201,10 +208,16 @@ impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} ", self.peer, self.side)?;
         match self.task {
-            Task::Make(Layout::Lane) => f.write_str("make"),
-            Task::Make(Layout::Table) => write!(f, "make {}", lanes::VMLOOP_TABLE_MAJOR),
+            Task::Make(Layout::Lane, _) => f.write_str("make"),
+            Task::Make(Layout::Table, 1) => write!(f, "make {}", lanes::VMLOOP_TABLE_MAJOR),
+            Task::Make(Layout::Table, bells) => {
+                write!(f, "make {} {bells}", lanes::VMLOOP_TABLE_MAJOR)
+            }
             Task::Wait => f.write_str("wait"),
-            Task::Map(gref, port) => write!(f, "map {gref} {port}"),
+            Task::Map(offer) => {
+                write!(f, "map {}", offer.gref)?;
+                offer.ports.as_slice().iter().try_for_each(|port| write!(f, " {port}"))
+            }
             Task::Close => f.write_str("close"),
         }
     }
@@ -216,10 +229,11 @@ impl Link {
         let words = words(value.as_bytes())?;
         let [peer, side, ref task @ ..] = words[..] else { return None };
         let task = match task {
-            ["make"] => Task::Make(Layout::Lane),
-            ["make", _] => Task::Make(Layout::Table),
+            ["make"] => Task::Make(Layout::Lane, 1),
+            ["make", _] => Task::Make(Layout::Table, 1),
+            ["make", _, bells] => Task::Make(Layout::Table, number(bells)?),
             ["wait"] => Task::Wait,
-            ["map", gref, port] => Task::Map(number(gref)?, number(port)?),
+            ["map", gref, ports @ ..] => Task::Map(offer(gref, ports)?),
             ["close"] => Task::Close,
             _ => return None,
         };
@@ -306,10 +320,18 @@ mod tests {
         {
             assert_eq!(Hello::parse(bad.as_bytes()), None, "{bad}");
         }
-        assert_eq!(Said::parse(b"offer 8 17"), Some(Said::Offer(8, 17)));
+        let offer = |ports: &[u32]| Some(Said::Offer(Offer { gref: 8, ports: Ports::new(ports) }));
+        assert_eq!(Said::parse(b"offer 8 17"), offer(&[17]));
+        assert_eq!(Said::parse(b"offer 8 17 3 4"), offer(&[17, 3, 4]));
+        assert_eq!(Said::parse(b"offer 8 17 x 4"), offer(&[17]));
+        // More than a channel can use.
+        assert_eq!(
+            Said::parse(b"offer 8 1 2 3 4 5 6 7 8 9 10"),
+            offer(&[1, 2, 3, 4, 5, 6, 7, 8, 9])
+        );
         assert_eq!(Said::parse(b"closed"), Some(Said::State(ChannelState::Closed)));
         assert_eq!(Said::parse(b"fail 12"), Some(Said::Fail(12)));
-        for bad in ["offer 8", "offer -1 2", "offer 4294967296 1", "maybe", ""] {
+        for bad in ["offer 8", "offer 8 x", "offer -1 2", "offer 4294967296 1", "maybe", ""] {
             assert_eq!(Said::parse(bad.as_bytes()), None, "{bad}");
         }
         let (mac, both) = ("00:16:3e:00:00:01", "10.0.0.1/24 00:16:3e:00:00:01 fd00::1/64");
@@ -336,10 +358,12 @@ mod tests {
     #[test]
     fn what_is_written_can_be_read() {
         for task in [
-            Task::Make(Layout::Lane),
-            Task::Make(Layout::Table),
+            Task::Make(Layout::Lane, 1),
+            Task::Make(Layout::Table, 1),
+            Task::Make(Layout::Table, 9),
             Task::Wait,
-            Task::Map(8, 17),
+            Task::Map(Offer { gref: 8, ports: Ports::new(&[17]) }),
+            Task::Map(Offer { gref: 8, ports: Ports::new(&[17, 18, 4]) }),
             Task::Close,
         ] {
             let link = Link { peer: 7, side: 1, task };

@@ -121,6 +121,7 @@ pub async fn present(store: &Store, domain: Domain) -> Result<Present, Failed> {
         Err(error) => return Err(error.into()),
     };
     let machine = Machine {
+        bells: 0,
         uuid,
         name,
         kind_name: format!("xen-{}", kind.as_deref().unwrap_or("domain")),

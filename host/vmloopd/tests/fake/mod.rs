@@ -26,8 +26,10 @@ pub struct Device {
     pub chardev: String,
     pub id: i64,
     pub memory: OwnedFd,
+    /// what it was plugged with
+    pub vectors: u64,
     /// by server id
-    pub doorbells: BTreeMap<i64, OwnedFd>,
+    pub doorbells: BTreeMap<i64, Vec<OwnedFd>>,
     _socket: OwnedFd,
 }
 
@@ -89,19 +91,22 @@ impl Device {
     fn new(chardev: &str, socket: OwnedFd) -> Option<Self> {
         assert_eq!(hear(&socket)?.0, 0, "version");
         let (id, _) = hear(&socket)?;
-        let (minus, memory) = hear(&socket)?;
-        assert_eq!(minus, -1);
-        let mut doorbells = BTreeMap::new();
+        let mut memory = None;
+        let mut doorbells: BTreeMap<_, Vec<_>> = BTreeMap::new();
         while let Some((id, Some(fd))) = hear(&socket) {
-            doorbells.insert(id, fd);
+            match id {
+                -1 => memory = Some(fd),
+                id => doorbells.entry(id).or_default().push(fd),
+            }
         }
         assert_eq!(doorbells.len(), 2);
-        Some(Self { chardev: chardev.into(), id, memory: memory?, doorbells, _socket: socket })
+        let (chardev, memory) = (chardev.into(), memory?);
+        Some(Self { chardev, id, memory, vectors: 0, doorbells, _socket: socket })
     }
 
     pub fn ring(&self) {
-        let other = self.doorbells.get(&(self.id ^ 1)).expect("the other side's doorbell");
-        rustix::io::write(other, &1u64.to_ne_bytes()).expect("a doorbell rings");
+        let other = self.doorbells.get(&(self.id ^ 1)).expect("the other side's doorbells");
+        rustix::io::write(&other[0], &1u64.to_ne_bytes()).expect("a doorbell rings");
     }
 }
 
@@ -405,7 +410,12 @@ fn execute(
                 )
             } else {
                 let socket = state.chardevs.get_mut(&chardev).and_then(Option::take);
-                let device = Device::new(&chardev, socket.expect("a chardev")).expect("a server");
+                let mut device =
+                    Device::new(&chardev, socket.expect("a chardev")).expect("a server");
+                // With more than that QEMU refuses some, and with fewer it ends.
+                device.vectors = arguments["vectors"].as_u64().expect("vectors");
+                let counts = device.doorbells.values().map(|all| all.len() as u64);
+                assert!(counts.eq([device.vectors; 2]), "doorbells of {id}");
                 assert!(state.devices.insert(id.clone(), device).is_none(), "the id is taken");
                 *state.plugged.entry(id).or_default() += 1;
                 Ok(json!({}))
@@ -491,7 +501,12 @@ impl<'a> Modules<'a> {
 
     /// Says HELLO.
     pub fn hello(&mut self, features: u64) {
-        let hello = shm::Hello { major: 1, features, ..Default::default() };
+        self.hello_of(features, 0);
+    }
+
+    /// The same, of a guest with so many CPUs.
+    pub fn hello_of(&mut self, features: u64, cpus: u32) {
+        let hello = shm::Hello { major: 1, cpus, features, ..Default::default() };
         self.send(shm::VMLOOP_MSG_HELLO, hello.as_bytes());
     }
 
