@@ -23,8 +23,8 @@ from .page import write_page
 GUESTS_ON_A_BRIDGE = 100
 CHANNELS_OF_A_GUEST = 10
 """That it asks for; as many more are asked for by others."""
-OF_A_GUEST = 53
-"""Descriptors of the agent at most: 7, and 23 for each channel in the making, 4 at once for each guest, in two of them."""
+OF_A_GUEST = 18
+"""Descriptors of the agent: 4, and 7 for each channel in the making, 4 at once for each guest, in two of them."""
 SPARE = 1500
 """Descriptors that the agent has beyond that, also of guests that come and go."""
 

@@ -60,7 +60,6 @@ def relayed(net: Net, g1, g2) -> Iterator[Toy]:
         assert relays(net) == 0
 
 
-@pytest.mark.main("the relay's far end was a program, never a kernel")
 def test_packets_and_lanes(net: Net, relayed: Toy) -> None:
     """Packets and lanes of the toy path pass through it, and their account at the end is the far guest's."""
     g1, g2 = relayed.g1, relayed.g2

@@ -180,8 +180,16 @@ for _ in range(20):  # one that takes another way may get lost where a lane stal
 """
 
 
-@pytest.mark.main("fragments took another lane than the datagrams of their socket that are whole")
-@pytest.mark.parametrize("address", [IP[1], IP6[1]])
+@pytest.mark.parametrize(
+    "address",
+    [
+        IP[1],
+        pytest.param(
+            IP6[1],
+            marks=pytest.mark.main("fragments took another lane than the datagrams of their socket that are whole"),
+        ),
+    ],
+)
 def test_datagrams_of_a_socket_keep_their_order(spread: Spread, address: str) -> None:
     """Small and large ones in turn: those of IPv6 that are large are in fragments."""
     count = 3000
@@ -200,7 +208,6 @@ def test_datagrams_of_a_socket_keep_their_order(spread: Spread, address: str) ->
     assert (last, late) == (count - 1, 0)
 
 
-@pytest.mark.main("the number of lanes is agreed upon")
 def test_lanes_are_fewer_if_wanted(spread: Spread) -> None:
     """The parameter says how many at most; all rings together are as large as one that is alone."""
     alone: list[int] = []

@@ -27,7 +27,9 @@ def lane_interrupts(guest) -> dict[str, list[int]]:
     found = {}
     for line in guest.run("cat /proc/interrupts").out.splitlines():
         if name := re.search(r"(\d+):.* (\S+-lane\d+)$", line):
-            found[f"{name[1]} {name[2]}"] = [int(count) for count in re.findall(r"(?<=\s)\d+(?=\s)", line)[: cpus(guest)]]
+            found[f"{name[1]} {name[2]}"] = [
+                int(count) for count in re.findall(r"(?<=\s)\d+(?=\s)", line)[: cpus(guest)]
+            ]
     return found
 
 
@@ -37,7 +39,7 @@ def lanes(net: Net, a, b) -> tuple[int, int]:
     return there.peer["lanes"], back.peer["lanes"]
 
 
-@pytest.mark.main("guests of several CPUs had one lane", on="both")
+@pytest.mark.main("guests of several CPUs had one lane")
 def test_lanes_are_those_of_the_smaller_guest(net: Net, g1, g2) -> None:
     """Both have as many as the one with fewer CPUs; who wants fewer, or knows one only, gets that."""
     most = min(cpus(g1), cpus(g2), 8)

@@ -124,8 +124,12 @@ def test_lanes_carry(net: Net, streams: Streams) -> None:
     assert not streams.g1.run("ss -Htn state established").out.strip()
 
 
-@pytest.mark.main("a lane between guests that ended took a connection with it")
-@pytest.mark.parametrize("end", ["off", "channel", "transport", "module"])
+ENDS = pytest.mark.main("a lane between guests that ended took a connection with it")
+
+
+@pytest.mark.parametrize(
+    "end", [pytest.param("off", marks=ENDS), "channel", "transport", pytest.param("module", marks=ENDS)]
+)
 def test_ends(net: Net, streams: Streams, end: str) -> None:
     """However the lanes end, the connections go on, and not a byte is lost, repeated or changed."""
     with streams.duplex(6, 300) as client:
