@@ -85,9 +85,9 @@ def doorbells(net: Net, a, b, most: int) -> Iterator[None]:
 @pytest.mark.main("all lanes were heard by one CPU")
 def test_each_lane_has_a_cpu(net: Net, g1, g2) -> None:
     """Doorbells of one lane are heard by one CPU, those of another by another, if the policy says so."""
-    most = min(cpus(g1), cpus(g2))
+    most = min(cpus(g1), cpus(g2), 8)
     if most < 2:
-        return
+        pytest.skip("a guest of one CPU has one doorbell for all lanes")
     with doorbells(net, g1, g2, 1 + most), ExitStack() as stack:
         assert lanes(net, g1, g2) == (most, most)
         before = lane_interrupts(g1)

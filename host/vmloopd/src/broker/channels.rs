@@ -82,6 +82,11 @@ impl Channel {
         self.sides.iter().position(|side| side.guest == guest)
     }
 
+    /// Whether a guest has an end of it, and not only had one.
+    fn has_end(&self, guest: Key) -> bool {
+        self.side_of(guest).is_some_and(|side| !self.sides[side].gone)
+    }
+
     /// Two guests keep what they must not have any more.
     pub(super) fn is_revoked(&self) -> bool {
         self.stuck
@@ -175,9 +180,7 @@ impl Channels {
     /// Doorbells that a guest's ends of channels have.
     pub(super) fn bells_of(&self, guest: Key) -> u32 {
         let channels = self.of.get(&guest).into_iter().flatten().filter_map(|key| self.get(*key));
-        let ends = channels
-            .filter(|channel| channel.side_of(guest).is_some_and(|side| !channel.sides[side].gone));
-        ends.map(|channel| channel.bells).sum()
+        channels.filter(|channel| channel.has_end(guest)).map(|channel| channel.bells).sum()
     }
 
     /// The one between two guests.
@@ -187,10 +190,7 @@ impl Channels {
 
     /// The one that a guest calls by this tag now.
     pub(super) fn by_tag(&self, guest: Key, tag: u32) -> Option<ChannelKey> {
-        self.find(guest, |channel| {
-            channel.tag == tag
-                && channel.side_of(guest).is_some_and(|side| !channel.sides[side].gone)
-        })
+        self.find(guest, |channel| channel.tag == tag && channel.has_end(guest))
     }
 
     /// Tags of a guest's channels that peers may know, by where `place` finds each peer.
@@ -213,10 +213,7 @@ impl Channels {
 
     /// Whether a guest has an end of a channel.
     pub(super) fn has_ends(&self, guest: Key) -> bool {
-        let has_end = |channel: &Channel| {
-            channel.side_of(guest).is_some_and(|side| !channel.sides[side].gone)
-        };
-        self.find(guest, has_end).is_some()
+        self.find(guest, |channel| channel.has_end(guest)).is_some()
     }
 
     /// Whether a guest keeps memory that it shares with one from whom it was parted.
