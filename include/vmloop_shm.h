@@ -45,6 +45,7 @@
 #define VMLOOP_F_LANES		0x10ULL /* channels of version 2: vmloop_lanes.h */
 #define VMLOOP_F_SPREAD		0x20ULL /* several packet lanes: vmloop_lanes.h */
 #define VMLOOP_F_CHANGES	0x40ULL /* VMLOOP_MSG_DIR_CHANGE; in a HELLO only */
+#define VMLOOP_F_MOVES		0x80ULL /* rings that move: lanes of version 2 */
 
 /**
  * struct vmloop_shm_header - first page of a region
@@ -95,11 +96,19 @@ struct vmloop_shm_header {
  * @tx_wake: "ring me when your rx_tail passes this": this side waits for room
  * @rx_wake: "ring me when your tx_head passes this": this side waits for records
  * @tx_head: bytes that this side has produced so far, modulo 2^32
+ * @tx_moves: how often this side has moved its ring, modulo 2^32; of lanes of a
+ *	vmloop_shm_entry with VMLOOP_F_MOVES only, as all that tells of moves
+ * @moved_at: the position that the last move was at: what is from there on is in the
+ *	new ring
+ * @moved_size: bytes of the new ring, a power of two
+ * @moved_offset: where it begins, within this side's data
  * @rx_tail: bytes of the other side's ring consumed so far, modulo 2^32
+ * @rx_moves: the other side's @tx_moves, once nothing of the ring before is needed
  *
  * @kind, @ring_size and @ring_offset are written before @state becomes READY
  * (or, for a lane opened later, before @kind) and never change after that.
- * The two positions, which change all the time, have a cache line each. The
+ * The two positions, which change all the time, have a cache line each; what
+ * tells of a move lies in the same lines, so that a look for one costs nothing. The
  * two wakes change only when this side is about to wait; among what is constant
  * they stay in the other side's cache, which looks at them at each publication.
  */
@@ -112,10 +121,15 @@ struct vmloop_shm_lane {
 	__u8 pad0[40];
 
 	__u32 tx_head;
-	__u8 pad1[60];
+	__u32 tx_moves;
+	__u32 moved_at;
+	__u32 moved_size;
+	__u64 moved_offset;
+	__u8 pad1[40];
 
 	__u32 rx_tail;
-	__u8 pad2[60];
+	__u32 rx_moves;
+	__u8 pad2[56];
 };
 
 /**

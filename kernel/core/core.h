@@ -278,6 +278,9 @@ int vmloop_room_take(struct vmloop_channel *channel, const struct vmloop_lane_as
 struct vmloop_lane *vmloop_lane_only(struct vmloop_channel *channel,
 				     const struct vmloop_path *path);
 int vmloop_lane_only_up(struct vmloop_channel *channel);
+void vmloop_lanes_take_back(struct vmloop_channel *channel);
+void vmloop_lane_leave_room(struct vmloop_lane *lane);
+void vmloop_lane_give_room(struct vmloop_lane *lane);
 bool vmloop_lanes_have(const struct vmloop_channel *channel,
 		       const struct vmloop_path *path);
 void vmloop_lanes_path_shut(struct vmloop_channel *channel,

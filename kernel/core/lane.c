@@ -249,6 +249,12 @@ static struct vmloop_lane *lane_make(struct vmloop_channel *channel, u32 number,
 	return lane;
 }
 
+/* What its path knows; and rings follow one that moves by themselves, where that may be. */
+static u64 offers(const struct vmloop_lane *lane)
+{
+	return lane->path->features | (lane->path->lane_move ? VMLOOP_F_MOVES : 0);
+}
+
 /* Describe our ring in our entry. It begins where the last one of the number ended. */
 static int ring_describe(struct vmloop_lane *lane,
 			 const struct vmloop_lane_ask *ask)
@@ -273,6 +279,7 @@ static int ring_describe(struct vmloop_lane *lane,
 		vmloop_area_give(&channel->area, lane->data);
 		return err;
 	}
+	lane->room = size;
 	WRITE_ONCE(ours->lane.ring_offset, lane->data);
 	WRITE_ONCE(ours->lane.ring_size, size);
 	WRITE_ONCE(ours->lane.kind, lane->path->kind);
@@ -280,7 +287,7 @@ static int ring_describe(struct vmloop_lane *lane,
 	if (lane->path->by_peer)
 		lane->bell = vmloop_bell_for(channel, ask->slot);
 	WRITE_ONCE(ours->bell, lane->bell);
-	WRITE_ONCE(ours->features, lane->path->features);
+	WRITE_ONCE(ours->features, offers(lane));
 	memcpy(ours->path, ask->say, sizeof(ours->path));
 	memcpy(lane->owners, ask->owners, sizeof(lane->owners));
 	lane->priv = ask->priv;
@@ -289,7 +296,10 @@ static int ring_describe(struct vmloop_lane *lane,
 	return 0;
 }
 
-/* Check what the peer says of its ring, and begin to read it at @start. */
+/*
+ * Check what the peer says of its ring, and begin to read it at @start. After said(), which
+ * says whether the ring may move.
+ */
 static int ring_read(struct vmloop_lane *lane, u32 start)
 {
 	struct vmloop_region *region = &lane->channel->region;
@@ -299,15 +309,19 @@ static int ring_read(struct vmloop_lane *lane, u32 start)
 		vmloop_region_their_entry(region, lane->number);
 	u64 offset = READ_ONCE(theirs->lane.ring_offset);
 	u32 size = READ_ONCE(theirs->lane.ring_size);
+	int err;
 
 	if (READ_ONCE(theirs->lane.kind) != lane->path->kind ||
 	    !IS_ALIGNED(offset, VMLOOP_SHM_PAGE) ||
 	    offset > region->rx_size || size > region->rx_size - offset)
 		return -EPROTO;
 	/* The ring itself refuses sizes that are no power of two. */
-	return vmloop_ring_rx_init(&lane->rx, lane->path->grain,
-				   region->rx_data + offset, size, start,
-				   &ours->lane, &theirs->lane);
+	err = vmloop_ring_rx_init(&lane->rx, lane->path->grain,
+				  region->rx_data + offset, size, start,
+				  &ours->lane, &theirs->lane);
+	if (!err && (lane->features & VMLOOP_F_MOVES))
+		vmloop_ring_follow(&lane->rx, region->rx_data, region->rx_size);
+	return err;
 }
 
 static void said(struct vmloop_lane *lane)
@@ -322,7 +336,7 @@ static void said(struct vmloop_lane *lane)
 	/* Private copy: the peer may write to its own at any time. */
 	memcpy(lane->said, theirs->path, sizeof(lane->said));
 	barrier();
-	lane->features = READ_ONCE(theirs->features) & lane->path->features;
+	lane->features = READ_ONCE(theirs->features) & offers(lane);
 }
 
 static void lane_up(struct vmloop_lane *lane)
@@ -426,6 +440,7 @@ struct vmloop_lane *vmloop_channel_lane(struct vmloop_channel *channel,
 	/* Where the peer will begin; it checks its first position against that. */
 	WRITE_ONCE(lane->tx.ours->rx_tail,
 		   vmloop_life_start(slot_of(lane)->rx_end));
+	WRITE_ONCE(lane->tx.ours->rx_moves, 0);
 	lane_enter(lane);
 	go(channel, number, VMLOOP_LIFE_OPEN, VMLOOP_REASON_NONE);
 	return lane;
@@ -548,7 +563,7 @@ static void lane_close(struct vmloop_lane *lane)
 	WRITE_ONCE(lane->phase, VMLOOP_LANE_CLOSED);
 	/* The peer may read there until it has closed the lane, too. */
 	if (channel->slots)
-		vmloop_area_set_aside(&channel->area, lane->data);
+		vmloop_lane_leave_room(lane);
 }
 
 /* The path learns what the peer has read; it has nothing to do with it any more. */
@@ -581,7 +596,7 @@ static void lane_finish(struct vmloop_lane *lane)
 	slot->tx_end = lane->tx.published;
 	/* Whatever it says: a ring that begins elsewhere breaks the channel. */
 	slot->rx_end = READ_ONCE(theirs->lane.tx_head);
-	vmloop_area_give(&channel->area, lane->data);
+	vmloop_lane_give_room(lane);
 	lane_end(lane, READ_ONCE(theirs->reason));
 	go(channel, number, VMLOOP_LIFE_FREE, VMLOOP_REASON_NONE);
 }
@@ -677,11 +692,11 @@ static void look_free(struct vmloop_channel *channel, u32 number)
 /* The peer accepted a lane of ours. False if it cannot be what it describes. */
 static bool accepted(struct vmloop_lane *lane)
 {
+	said(lane);
 	if (ring_read(lane, vmloop_life_start(slot_of(lane)->rx_end))) {
 		WRITE_ONCE(lane->channel->broken, VMLOOP_BREAK_LANE);
 		return false;
 	}
-	said(lane);
 	lane_up(lane);
 	return true;
 }

@@ -24,6 +24,21 @@ static bool passed(u32 wake, u32 new, u32 old)
 	return (u32)(new - wake - 1) < (u32)(new - old);
 }
 
+/* Whether a position comes before another; they are less than 2^31 apart. */
+static bool is_before(u32 position, u32 other)
+{
+	return (u32)(position - other) >= 1U << 31;
+}
+
+/* How many of @bytes from @position on lie in one piece, and where in the ring that is. */
+static u32 piece(const u8 *data, u32 size, u32 position, u32 bytes, const void **at)
+{
+	u32 offset = position & (size - 1);
+
+	*at = data + offset;
+	return bytes < size - offset ? bytes : size - offset;
+}
+
 /* Headers are read and written as one word each, so they must not straddle. */
 static bool ring_is_good(const void *data, u32 size, u32 grain, u32 start)
 {
@@ -77,6 +92,7 @@ int vmloop_ring_tx_init(struct vmloop_ring_tx *tx, enum vmloop_ring_grain grain,
 		.theirs = theirs,
 	};
 	ring_store_once(&ours->tx_wake, start - 1);
+	ring_store_once(&ours->tx_moves, 0);
 	ring_store_once(&ours->tx_head, start);
 	return 0;
 }
@@ -112,30 +128,60 @@ int vmloop_ring_rx_init(struct vmloop_ring_rx *rx, enum vmloop_ring_grain grain,
 		.theirs = theirs,
 	};
 	ring_store_once(&ours->rx_wake, start);
+	ring_store_once(&ours->rx_moves, 0);
 	ring_store_once(&ours->rx_tail, start);
 	return 0;
 }
 
-/* Free bytes; looks at the other side again if there seem to be under @want. */
-static u32 tx_room(struct vmloop_ring_tx *tx, u32 want)
+/**
+ * vmloop_ring_follow() - the other side may move its ring
+ * @rx: a ring that vmloop_ring_rx_init() has just begun
+ * @area: the other side's data, to which its offsets count; aligned to a page of the layout
+ * @size: its bytes
+ */
+void vmloop_ring_follow(struct vmloop_ring_rx *rx, const void *area, u64 size)
 {
-	u32 room = tx->size - (tx->head - tx->tail);
+	rx->area = area;
+	rx->area_size = size;
+	rx->most = VMLOOP_RING_MAX;
+}
+
+/* Looks at the other side. False once the ring is broken. */
+static bool tx_look(struct vmloop_ring_tx *tx)
+{
 	u32 tail;
 
-	if (room >= want)
-		return room;
 	if (unlikely(tx->broken))
-		return 0;
-
+		return false;
 	tail = ring_load_acquire(&tx->theirs->rx_tail);	/* pairs with (B) */
 	/* It may only have moved forward, and not past what we published. */
 	if (unlikely(tail - tx->tail > tx->published - tx->tail ||
 		     tail & (tx->grain - 1))) {
 		tx->broken = VMLOOP_RING_TAIL;
-		return 0;
+		return false;
 	}
 	tx->tail = tail;
-	return tx->size - (tx->head - tail);
+	if (tx->straddles && !is_before(tail, tx->moved_at))
+		tx->straddles = false;
+	return true;
+}
+
+/* Free bytes as far as is known. What is left in the ring before takes none of this one. */
+static u32 tx_free(const struct vmloop_ring_tx *tx)
+{
+	u32 from = unlikely(tx->straddles) ? tx->moved_at : tx->tail;
+
+	return tx->size - (tx->head - from);
+}
+
+/* Free bytes; looks at the other side again if there seem to be under @want. */
+static u32 tx_room(struct vmloop_ring_tx *tx, u32 want)
+{
+	u32 room = tx_free(tx);
+
+	if (room >= want)
+		return room;
+	return tx_look(tx) ? tx_free(tx) : 0;
 }
 
 /* Bytes that a record takes at the current head, padding before it included. */
@@ -324,15 +370,16 @@ bool vmloop_ring_wait_space(struct vmloop_ring_tx *tx, u32 want)
  *
  * For whoever waits for a quarter of the ring, and is not the producer. What the
  * producer asks for meanwhile may be replaced by this, and the other way round: so the
- * doorbell may come early. Whoever waits looks, and asks again. Changes nothing of the
- * producer's.
+ * doorbell may come early. Whoever waits looks, and asks again. What is left in the ring
+ * before the last move counts as if it were in this one. Changes nothing of the producer's.
  *
  * Return: true if the caller may wait for the doorbell; false if there is room.
  */
 bool vmloop_ring_wait_space_beside(struct vmloop_ring_tx *tx)
 {
-	u32 used = tx->size - tx->size / 4;
+	u32 size = ring_load_once(&tx->size);
 	u32 head = ring_load_once(&tx->head);
+	u32 used = size - size / 4;
 
 	ring_store_once(&tx->ours->tx_wake, head - used - 1);
 	ring_mb();						/* (D) */
@@ -348,9 +395,9 @@ bool vmloop_ring_wait_space_beside(struct vmloop_ring_tx *tx)
  */
 bool vmloop_ring_has_read(struct vmloop_ring_tx *tx, u32 position)
 {
-	if (tx->tail - position >= 1U << 31)
-		tx_room(tx, tx->size);
-	return tx->tail - position < 1U << 31 || tx->broken;
+	if (is_before(tx->tail, position))
+		tx_look(tx);
+	return !is_before(tx->tail, position) || tx->broken;
 }
 
 /**
@@ -380,7 +427,7 @@ bool vmloop_ring_wait_read(struct vmloop_ring_tx *tx, u32 position)
  */
 bool vmloop_ring_drained(struct vmloop_ring_tx *tx)
 {
-	return tx_room(tx, tx->size) == tx->size || tx->broken;
+	return tx->head == tx->tail || !tx_look(tx) || tx->head == tx->tail;
 }
 
 /**
@@ -389,13 +436,17 @@ bool vmloop_ring_drained(struct vmloop_ring_tx *tx)
  *
  * For the end of a lane. While the other side still reads this is what it had
  * not read a moment ago; once it has stopped, and said so, or is gone, it is
- * exact, to the byte. A ring that is broken counts up to where it was believed.
+ * exact, to the byte. A ring that is broken counts up to where it was believed. So it is if
+ * the other side has let go of a ring that it has not read.
  *
  * Return: bytes, what was not published included.
  */
 u32 vmloop_ring_account(struct vmloop_ring_tx *tx)
 {
-	tx_room(tx, tx->size);
+	if (tx->head != tx->tail)
+		tx_look(tx);
+	if (tx->straddles && !ring_load_once(&tx->old) && !tx->broken)
+		tx->broken = VMLOOP_RING_MOVE;
 	return tx->head - tx->tail;
 }
 
@@ -407,18 +458,138 @@ u32 vmloop_ring_account(struct vmloop_ring_tx *tx)
  *	is read here is no more than what it might have said itself
  *
  * Return: how many there are at @at: up to the end of the ring, so a second call
- * may have more; 0 behind the last.
+ * may have more; 0 behind the last, and where what is unread is not there any more.
  */
 u32 vmloop_ring_unread(const struct vmloop_ring_tx *tx, u32 skip, const void **at)
 {
 	u32 unread = tx->head - tx->tail;
-	u32 offset = (tx->tail + skip) & (tx->size - 1);
-	u32 to_end = tx->size - offset;
+	u32 position = tx->tail + skip;
+	const u8 *data = tx->data;
+	u32 size = tx->size, bytes;
 
 	if (skip >= unread)
 		return 0;
-	*at = tx->data + offset;
-	return unread - skip < to_end ? unread - skip : to_end;
+	bytes = unread - skip;
+	if (tx->straddles && is_before(position, tx->moved_at)) {
+		data = ring_load_once(&tx->old);
+		size = tx->old_size;
+		if (!data)
+			return 0;
+		if (bytes > tx->moved_at - position)
+			bytes = tx->moved_at - position;
+	}
+	return piece(data, size, position, bytes, at);
+}
+
+/**
+ * vmloop_ring_has_moved() - whether the other side needs nothing of the ring before
+ * @tx: the ring
+ *
+ * It has read all of that, if there ever was one: another move may follow, and after
+ * vmloop_ring_forget() the memory may be used for something else. May be called beside the
+ * producer.
+ */
+bool vmloop_ring_has_moved(const struct vmloop_ring_tx *tx)
+{
+	return ring_load_acquire(&tx->theirs->rx_moves) ==	/* pairs with (F) */
+	       ring_load_once(&tx->moves);
+}
+
+/**
+ * vmloop_ring_forget() - the memory of the ring before is somebody else's
+ * @tx: a ring of which vmloop_ring_has_moved() has said so
+ *
+ * If the other side has not read what was there after all, nobody can say what it was. May be
+ * called beside the producer, but not beside vmloop_ring_move(), vmloop_ring_account() and
+ * vmloop_ring_unread().
+ */
+void vmloop_ring_forget(struct vmloop_ring_tx *tx)
+{
+	ring_store_once(&tx->old, NULL);
+}
+
+/**
+ * vmloop_ring_move() - go on in another ring
+ * @tx: the ring; nothing is reserved. The other side follows moves
+ * @data: the new ring, aligned to the grain
+ * @size: its bytes, a power of two
+ * @offset: where it begins in this side's data, a multiple of the layout's pages
+ *
+ * What was written stays where it is until the other side has read it. There is room at
+ * once; whoever waits for room has to be told.
+ *
+ * Return: 0; -EBUSY while the other side needs the ring before this one; -EINVAL for a size
+ * that is out of range, or what is unaligned; -EPROTO once the ring is broken.
+ */
+int vmloop_ring_move(struct vmloop_ring_tx *tx, void *data, u32 size, u64 offset)
+{
+	if (unlikely(tx->broken))
+		return -EPROTO;
+	if (!ring_is_good(data, size, tx->grain, tx->head))
+		return -EINVAL;
+	if (!vmloop_ring_has_moved(tx))
+		return -EBUSY;
+	if (tx->straddles && (!tx_look(tx) || tx->straddles))
+		return tx->broken ? -EPROTO : -EBUSY;
+
+	ring_store_once(&tx->old, tx->data);
+	ring_store_once(&tx->old_size, tx->size);
+	tx->moved_at = tx->head;
+	tx->straddles = tx->head != tx->tail;
+	tx->data = data;
+	ring_store_once(&tx->size, size);
+	ring_store_once(&tx->ours->moved_at, tx->head);
+	ring_store_once(&tx->ours->moved_size, size);
+	ring_store_once(&tx->ours->moved_offset, offset);
+	ring_store_once(&tx->moves, tx->moves + 1);
+	ring_store_release(&tx->ours->tx_moves, tx->moves);	/* (E) */
+	return 0;
+}
+
+/* Looks whether the other side has moved its ring. False if it cannot have, like that. */
+static bool see_move(struct vmloop_ring_rx *rx)
+{
+	u32 moves = ring_load_acquire(&rx->theirs->tx_moves);	/* pairs with (E) */
+	u32 at, size;
+	u64 offset;
+
+	if (moves == rx->moves)
+		return true;
+	at = ring_load_once(&rx->theirs->moved_at);
+	size = ring_load_once(&rx->theirs->moved_size);
+	offset = ring_load_once(&rx->theirs->moved_offset);
+	/* Behind what was seen before, and within what the old ring can have taken. */
+	if (moves - rx->moves != 1 ||
+	    at - rx->head > rx->published + rx->size - rx->head ||
+	    offset & (VMLOOP_SHM_PAGE - 1) || offset > rx->area_size ||
+	    size > rx->area_size - offset || size > rx->most ||
+	    !ring_is_good(rx->area + offset, size, rx->grain, at))
+		return false;
+	rx->moved_at = at;
+	rx->next = rx->area + offset;
+	rx->next_size = size;
+	rx->move = VMLOOP_RING_AHEAD;
+	return true;
+}
+
+/* What the other side's head cannot have passed: it has had no more room. */
+static u32 rx_limit(const struct vmloop_ring_rx *rx)
+{
+	if (unlikely(rx->move == VMLOOP_RING_AHEAD))
+		return rx->moved_at + rx->next_size;
+	if (unlikely(rx->move == VMLOOP_RING_BEHIND))
+		return rx->moved_at + rx->size;
+	return rx->published + rx->size;
+}
+
+/* What comes next is in the new ring. */
+static void rx_cross(struct vmloop_ring_rx *rx)
+{
+	if (rx->move != VMLOOP_RING_AHEAD || is_before(rx->tail, rx->moved_at))
+		return;
+	rx->data = rx->next;
+	ring_store_once(&rx->size, rx->next_size);
+	rx->move = VMLOOP_RING_BEHIND;
 }
 
 /* Bytes to read; looks at the other side again if there seem to be under @want. */
@@ -433,11 +604,16 @@ static u32 rx_available(struct vmloop_ring_rx *rx, u32 want)
 		return 0;
 
 	head = ring_load_acquire(&rx->theirs->tx_head);	/* pairs with (A) */
+	/* After the head: one that is in a new ring is seen with its move. */
+	if (rx->area && rx->move == VMLOOP_RING_STAYS && unlikely(!see_move(rx))) {
+		rx->broken = VMLOOP_RING_MOVE;
+		return 0;
+	}
 	/*
 	 * It may only have moved forward, and what we have not given back yet
 	 * cannot have been written again.
 	 */
-	if (unlikely(head - rx->head > rx->size - (rx->head - rx->published) ||
+	if (unlikely(head - rx->head > rx_limit(rx) - rx->head ||
 		     head & (rx->grain - 1))) {
 		rx->broken = VMLOOP_RING_HEAD;
 		return 0;
@@ -470,12 +646,17 @@ int vmloop_ring_peek(struct vmloop_ring_rx *rx, struct vmloop_shm_record *record
 	if (unlikely(rx->broken))
 		return -EPROTO;
 
-	/* At most twice: padding is followed by a record or by nothing. */
+	/* Padding is followed by a record or by nothing; or by a move, and padding once more. */
 	for (;;) {
 		available = rx_available(rx, 1);
 		if (!available)
 			return rx->broken ? -EPROTO : 0;
 
+		rx_cross(rx);
+		/* No record lies in two rings. */
+		if (unlikely(rx->move == VMLOOP_RING_AHEAD) &&
+		    available > rx->moved_at - rx->tail)
+			available = rx->moved_at - rx->tail;
 		offset = rx->tail & (rx->size - 1);
 		to_end = rx->size - offset;
 
@@ -538,19 +719,29 @@ void vmloop_ring_release(struct vmloop_ring_rx *rx)
  */
 u32 vmloop_ring_bytes(struct vmloop_ring_rx *rx, u32 skip, u32 want, const void **at)
 {
-	u32 offset = (rx->tail + skip) & (rx->size - 1);
-	u32 to_end = rx->size - offset;
-	u32 available;
+	u32 position = rx->tail + skip;
+	u32 available, size, bytes;
+	const u8 *data;
 
 	if (unlikely(rx->broken))
 		return 0;
 	if (want > rx->size)
-		want = rx->size;	/* there are never more, and no sum overflows */
+		want = rx->size;	/* no sum overflows; more come with the next call */
 	available = rx_available(rx, skip + want);
 	if (available <= skip)
 		return 0;
-	*at = rx->data + offset;
-	return available - skip < to_end ? available - skip : to_end;
+	bytes = available - skip;
+	data = rx->data;
+	size = rx->size;
+	if (unlikely(rx->move == VMLOOP_RING_AHEAD)) {
+		if (!is_before(position, rx->moved_at)) {
+			data = rx->next;
+			size = rx->next_size;
+		} else if (bytes > rx->moved_at - position) {
+			bytes = rx->moved_at - position;
+		}
+	}
+	return piece(data, size, position, bytes, at);
 }
 
 /**
@@ -575,11 +766,16 @@ bool vmloop_ring_consume_publish(struct vmloop_ring_rx *rx)
 {
 	u32 old = rx->published;
 
-	if (rx->tail == old || unlikely(rx->broken))
+	rx_cross(rx);
+	if ((rx->tail == old && rx->move != VMLOOP_RING_BEHIND) || unlikely(rx->broken))
 		return false;
 
 	rx->published = rx->tail;
 	ring_store_release(&rx->ours->rx_tail, rx->tail);	/* (B) */
+	if (unlikely(rx->move == VMLOOP_RING_BEHIND)) {
+		rx->move = VMLOOP_RING_STAYS;
+		ring_store_release(&rx->ours->rx_moves, ++rx->moves);	/* (F) */
+	}
 	ring_mb();						/* (D) */
 	return passed(ring_load_once(&rx->theirs->tx_wake), rx->tail, old);
 }

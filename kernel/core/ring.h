@@ -17,7 +17,13 @@
  * once, checked, then used. What cannot be true latches @broken, and the ring
  * refuses to work from then on.
  *
- * The one lane of a channel of version 1 has rings of records that begin at 0.
+ * A producer may move on to another ring, larger or smaller: what is written from then on
+ * is there, what was written before is read where it is. The consumer says when it needs
+ * nothing of the ring before; only then may that be used for something else, and only then
+ * is there another move.
+ *
+ * The one lane of a channel of version 1 has rings of records that begin at 0, and do not
+ * move.
  *
  * Context: any. The caller serialises the producer's calls among themselves
  * and the consumer's among themselves; the two need no lock between them.
@@ -34,6 +40,10 @@
  *   (D) the same for room: vmloop_ring_consume_publish() between rx_tail and
  *       tx_wake; tx_wait(), vmloop_ring_wait_read() and
  *       vmloop_ring_wait_space_beside() between tx_wake and rx_tail.
+ *   (E) vmloop_ring_move() releases tx_moves; see_move() acquires it: where the new ring
+ *       is can be read. A tx_head in the new ring comes later, by (A).
+ *   (F) vmloop_ring_consume_publish() releases rx_moves; vmloop_ring_has_moved() acquires
+ *       it: the ring before has been read, and its memory can be overwritten.
  */
 #ifndef VMLOOP_RING_H
 #define VMLOOP_RING_H
@@ -52,6 +62,7 @@
  * @VMLOOP_RING_SPAN: a record beyond the end of the ring, or of what was
  *	published
  * @VMLOOP_RING_PAD: padding that does not end where the ring does
+ * @VMLOOP_RING_MOVE: a ring that cannot be, or a move at a position where none can be
  *
  * The numbers are those of break-reason in docs/netlink/vmloop.yaml.
  */
@@ -62,6 +73,7 @@ enum vmloop_ring_fault {
 	VMLOOP_RING_SIZE,
 	VMLOOP_RING_SPAN,
 	VMLOOP_RING_PAD,
+	VMLOOP_RING_MOVE = 8,	/* 6 and 7 are enum vmloop_break's */
 };
 
 /**
@@ -84,6 +96,11 @@ enum vmloop_ring_grain {
  * @reserved: bytes from @head that the record being written takes
  * @published: head as last told to the other side
  * @tail: the other side's rx_tail as last seen and believed
+ * @moves: how often the ring has moved; the core reads it beside the producer
+ * @moved_at: the position of the last move
+ * @old: the ring before that, for what is unread of it; NULL when it is somebody else's
+ * @old_size: its bytes
+ * @straddles: @tail has not reached @moved_at
  * @ours: our lane; tx_head and tx_wake are ours to write
  * @theirs: the other side's lane; rx_tail and rx_wake. Written by the peer:
  *	untrusted
@@ -97,20 +114,45 @@ struct vmloop_ring_tx {
 	u32 reserved;
 	u32 published;
 	u32 tail;
+	u32 moves;
+	u32 moved_at;
+	const u8 *old;
+	u32 old_size;
+	bool straddles;
 	struct vmloop_shm_lane *ours;
 	const struct vmloop_shm_lane *theirs;
 	enum vmloop_ring_fault broken;
 };
 
 /**
+ * enum vmloop_ring_move - how far a consumer is with a move
+ * @VMLOOP_RING_STAYS: there is none
+ * @VMLOOP_RING_AHEAD: what comes next is in the old ring, and then in @next
+ * @VMLOOP_RING_BEHIND: it is in the new ring; the other side has not been told
+ */
+enum vmloop_ring_move {
+	VMLOOP_RING_STAYS,
+	VMLOOP_RING_AHEAD,
+	VMLOOP_RING_BEHIND,
+};
+
+/**
  * struct vmloop_ring_rx - the consumer's end
  * @data: the ring, in the other side's data. Written by the peer: untrusted
- * @size: its bytes, a power of two, as checked when the lane was opened
+ * @size: its bytes, a power of two, as checked when the lane was opened, or the ring moved
  * @grain: enum vmloop_ring_grain
  * @tail: where the next record or byte is; a watcher beside the consumer reads it
  * @taken: bytes from @tail that the record being read takes
  * @published: tail as last told to the other side
  * @head: the other side's tx_head as last seen and believed
+ * @area: the other side's data, in which the ring may move; NULL if it does not
+ * @area_size: its bytes
+ * @most: bytes of the largest ring to move to; a path may have it lower
+ * @move: how far the last move is
+ * @moves: those that the other side was told of
+ * @moved_at: the position of the last one
+ * @next: the ring that follows, with VMLOOP_RING_AHEAD
+ * @next_size: its bytes, checked
  * @ours: our lane; rx_tail and rx_wake are ours to write
  * @theirs: the other side's lane; tx_head and tx_wake. Written by the peer:
  *	untrusted
@@ -124,6 +166,14 @@ struct vmloop_ring_rx {
 	u32 taken;
 	u32 published;
 	u32 head;
+	const u8 *area;
+	u64 area_size;
+	u32 most;
+	enum vmloop_ring_move move;
+	u32 moves;
+	u32 moved_at;
+	const u8 *next;
+	u32 next_size;
 	struct vmloop_shm_lane *ours;
 	const struct vmloop_shm_lane *theirs;
 	enum vmloop_ring_fault broken;
@@ -140,6 +190,14 @@ int vmloop_ring_rx_init(struct vmloop_ring_rx *rx, enum vmloop_ring_grain grain,
 			const void *data, u32 size, u32 start,
 			struct vmloop_shm_lane *ours,
 			const struct vmloop_shm_lane *theirs);
+
+void vmloop_ring_follow(struct vmloop_ring_rx *rx, const void *area, u64 size);
+
+/* Bytes that may be unread, in the ring and in the one that it moves to. */
+static inline u32 vmloop_ring_most(const struct vmloop_ring_rx *rx)
+{
+	return rx->size + (rx->move == VMLOOP_RING_AHEAD ? rx->next_size : 0);
+}
 
 u32 vmloop_ring_max_record(u32 size);
 
@@ -161,7 +219,10 @@ bool vmloop_ring_has_read(struct vmloop_ring_tx *tx, u32 position);
 bool vmloop_ring_wait_read(struct vmloop_ring_tx *tx, u32 position);
 bool vmloop_ring_drained(struct vmloop_ring_tx *tx);
 u32 vmloop_ring_account(struct vmloop_ring_tx *tx);
+void vmloop_ring_forget(struct vmloop_ring_tx *tx);
 u32 vmloop_ring_unread(const struct vmloop_ring_tx *tx, u32 skip, const void **at);
+int vmloop_ring_move(struct vmloop_ring_tx *tx, void *data, u32 size, u64 offset);
+bool vmloop_ring_has_moved(const struct vmloop_ring_tx *tx);
 
 /* Consumer of records: peek, use, release; publish once for all there are. */
 int vmloop_ring_peek(struct vmloop_ring_rx *rx, struct vmloop_shm_record *record,

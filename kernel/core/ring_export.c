@@ -32,3 +32,4 @@ EXPORT_SYMBOL_GPL(vmloop_ring_take);
 EXPORT_SYMBOL_GPL(vmloop_ring_wait_bytes);
 EXPORT_SYMBOL_GPL(vmloop_ring_account);
 EXPORT_SYMBOL_GPL(vmloop_ring_unread);
+EXPORT_SYMBOL_GPL(vmloop_ring_move);

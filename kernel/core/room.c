@@ -33,9 +33,10 @@ EXPORT_SYMBOL_GPL(vmloop_channel_ring_max);
  * Context: core mutex held.
  * Return: bytes.
  */
-u32 vmloop_channel_free(const struct vmloop_channel *channel, u32 *largest)
+u32 vmloop_channel_free(struct vmloop_channel *channel, u32 *largest)
 {
 	lockdep_assert_held(&vmloop_mutex);
+	vmloop_lanes_take_back(channel);
 	*largest = vmloop_area_largest(&channel->area) * VMLOOP_SHM_PAGE;
 	return channel->area.left * VMLOOP_SHM_PAGE;
 }
@@ -46,8 +47,8 @@ EXPORT_SYMBOL_GPL(vmloop_channel_free);
  * @channel: the channel, with a table of lanes
  * @ask: its @owners and @share
  *
- * A ring counts from its making until the peer has let go of it, when its lane leaves the
- * channel's list.
+ * A ring counts from its making until the peer has let go of it: when its lane leaves the
+ * channel's list, or has moved on to another.
  *
  * Context: core mutex held.
  * Return: bytes; more than there are if it is for nobody.
@@ -59,7 +60,7 @@ u32 vmloop_channel_left(const struct vmloop_channel *channel, const struct vmloo
 
 	lockdep_assert_held(&vmloop_mutex);
 	list_for_each_entry(lane, &channel->lanes, list)
-		vmloop_owner_add(&sum, lane->owners, lane->tx.size);
+		vmloop_owner_add(&sum, lane->owners, lane->room);
 	return vmloop_owner_left(&sum, channel->area.left * VMLOOP_SHM_PAGE, ask->share);
 }
 EXPORT_SYMBOL_GPL(vmloop_channel_left);
@@ -77,10 +78,12 @@ EXPORT_SYMBOL_GPL(vmloop_channel_left);
 int vmloop_room_take(struct vmloop_channel *channel, const struct vmloop_lane_ask *ask,
 		     u32 *size, u32 *offset)
 {
-	u32 left = vmloop_channel_left(channel, ask);
 	bool any = !ask->ring_size;
+	u32 left;
 	int err;
 
+	vmloop_lanes_take_back(channel);
+	left = vmloop_channel_left(channel, ask);
 	*size = any ? vmloop_channel_ring_max(channel) : ask->ring_size;
 	do {
 		err = vmloop_area_take(&channel->area, *size, offset);

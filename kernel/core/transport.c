@@ -23,7 +23,7 @@ u64 vmloop_features(void)
 {
 	return VMLOOP_F_LARGE | VMLOOP_F_GSO_UDP | VMLOOP_F_ROUTED |
 	       VMLOOP_F_RECEIVERS | VMLOOP_F_SPREAD |
-	       (tables ? VMLOOP_F_LANES : 0);
+	       (tables ? VMLOOP_F_LANES | VMLOOP_F_MOVES : 0);
 }
 EXPORT_SYMBOL_GPL(vmloop_features);
 

@@ -84,6 +84,7 @@ enum vmloop_break {
 	VMLOOP_BREAK_PAD = VMLOOP_RING_PAD,
 	VMLOOP_BREAK_VERSION,		/* another major version than said */
 	VMLOOP_BREAK_LANE,		/* says of a lane what cannot be */
+	VMLOOP_BREAK_MOVE = VMLOOP_RING_MOVE,
 };
 
 /* Statistics ------------------------------------------------------------- */
@@ -247,6 +248,8 @@ enum vmloop_lane_phase {
  * @stall_until: the core's: in jiffies; of the same
  * @stall: the core's: watches over what is not consumed
  * @data: the core's: where in our data its ring is
+ * @before: the core's: and the one before, as long as @room is more than that ring has
+ * @room: the core's: bytes of both
  * @bell: the core's: which of our doorbells is for this lane alone; 0: the one that is
  *	for all
  * @peer_bell: the core's: which of the peer's is; single word
@@ -279,6 +282,8 @@ struct vmloop_lane {
 	unsigned long stall_until;
 	struct timer_list stall;
 	u32 data;
+	u32 before;
+	u32 room;
 	u32 bell;
 	u32 peer_bell;
 	u32 bell_ns;
@@ -351,6 +356,9 @@ struct vmloop_lane_ask {
  *	vmloop_ring_account() for how much the peer has not published as read, and
  *	vmloop_ring_unread() for what; @reason is why the peer closed or refused it. Last
  *	call; the lane goes when nobody holds it. Core mutex held, may sleep.
+ * @lane_move: optional: its rings may move, those of peers too. Call vmloop_ring_move()
+ *	for the lane's ring with these, where no producer is, or return a negative errno; tell
+ *	whoever waits for room. From vmloop_lane_move(); core mutex held, may sleep.
  * @lane_event: mandatory. The peer rang: look at both directions. Any
  *	context, also hard interrupt, under a lock that vmloop_lane_ring() of the
  *	other end may want: schedule, and do not ring; between @lane_open and the
@@ -376,6 +384,7 @@ struct vmloop_path {
 	void (*lane_down)(struct vmloop_lane *lane);
 	void (*lane_close)(struct vmloop_lane *lane);
 	void (*lane_ended)(struct vmloop_lane *lane, u32 reason);
+	int (*lane_move)(struct vmloop_lane *lane, void *data, u32 size, u64 offset);
 	void (*lane_event)(struct vmloop_lane *lane);
 	void (*directory_changed)(void);
 };
@@ -391,7 +400,8 @@ struct vmloop_lane *vmloop_channel_lane(struct vmloop_channel *channel,
 					const struct vmloop_path *path,
 					const struct vmloop_lane_ask *ask);
 u32 vmloop_channel_ring_max(const struct vmloop_channel *channel);
-u32 vmloop_channel_free(const struct vmloop_channel *channel, u32 *largest);
+bool vmloop_channel_follows(const struct vmloop_channel *channel);
+u32 vmloop_channel_free(struct vmloop_channel *channel, u32 *largest);
 u32 vmloop_channel_left(const struct vmloop_channel *channel,
 			const struct vmloop_lane_ask *ask);
 int vmloop_channel_try(struct vmloop_channel *channel,
@@ -402,6 +412,8 @@ struct vmloop_lane *vmloop_channel_slot(const struct vmloop_channel *channel,
 int vmloop_channel_do(u64 peer,
 		      void (*what)(struct vmloop_channel *channel, void *data),
 		      void *data);
+int vmloop_lane_move(struct vmloop_channel *channel, struct vmloop_lane *lane, u32 size,
+		     u32 share);
 void vmloop_lane_get(struct vmloop_lane *lane);
 void vmloop_lane_put(struct vmloop_lane *lane);
 void vmloop_lane_shut(struct vmloop_lane *lane, u32 reason);

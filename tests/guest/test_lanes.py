@@ -72,9 +72,11 @@ def test_lanes_beside_packets(stage: str, lanes: Lanes, kind: str) -> None:
         host.popen(inside("a", "ping", "-q", "-f", "-w", 10, IP[1])) as ping,
     ):
         churned = lanes.toy("churn", PEER, kind, RING, 500, 8)
-        assert flow.wait(120).code == 0
+        flowed = flow.wait(120)
         answer = ping.wait(30).out
     assert churned["bytes"] > 0
+    assert flowed.code == 0, flowed.err
+    assert json.loads(flowed.out.splitlines()[-1])["moved"] > 0, "no ring has moved"
     sent, received = map(int, re.findall(r"(\d+) packets transmitted, (\d+) received", answer)[0])
     assert received and sent - received <= 1, f"more than the one that was under way at the end: {answer}"
     after = lanes.peers()["loopback0"]
@@ -108,7 +110,7 @@ def test_account(stage: str, lanes: Lanes, end: str) -> None:
         result = hold.wait(60)
     assert result.code == 0, result.err
     account = json.loads(result.out.splitlines()[-1])
-    assert account["unread"] > 0, account
+    assert account["unread"] > 0 and account["moved"] > 0, account
     # Whoever closed first reads no more: what comes back after that is lost, and was read.
     assert account["came"] <= account["sent"] - account["unread"], account
     read = lanes.read() - before

@@ -67,7 +67,9 @@ def test_lanes_beside_packets(net: Net, toy: Toy) -> None:
         for kind in ("bytes", "records"):
             assert toy.run("churn", kind, RING, 200, 8)["bytes"] > 0
         for one in (flow, records):
-            assert one.wait(60 * net.slow).code == 0, one.err
+            result = one.wait(60 * net.slow)
+            assert result.code == 0, result.err
+            assert json.loads(result.out.splitlines()[-1])["moved"] > 0, "no ring has moved"
         transfer.finish()
     after = net.peers(toy.g1)["g2"]
     assert (after.state, after.tag) == ("up", before.tag)
@@ -104,7 +106,7 @@ def test_account(net: Net, toy: Toy, end: str) -> None:
         toy.g2.run(f"modprobe {net.transport}")
     assert result.code == 0, result.err
     account = json.loads(result.out.splitlines()[-1])
-    assert account["unread"] > 0, account
+    assert account["unread"] > 0 and account["moved"] > 0, account
     # Whoever closed first reads no more: what comes back after that is lost, and was read.
     assert account["came"] <= account["sent"] - account["unread"], account
     if end == "path":

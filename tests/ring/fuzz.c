@@ -17,7 +17,8 @@
 
 #include "shared.h"
 
-#define RING		4096U
+#define RING		4096U		/* the first ring */
+#define AREA		(4 * RING)	/* where rings move */
 #define MOST_TURNS	32	/* of the adversary, in one call of ours */
 
 static struct view ours_tx;	/* the ring that we produce, as we see it */
@@ -101,7 +102,8 @@ static u32 choose_write(u8 **where, u8 *bytes)
 		value = next32();
 		break;
 	case 2: /* the header of a record, where we read or a little further */
-		*where = peer_rx.data + ((rx->tail + (how >> 2) * 16U) & (RING - 8));
+		*where = peer_rx.data + (rx->data - ours_rx.data) +
+			 ((rx->tail + (how >> 2) * 16U) & (rx->size - 8));
 		value = next();
 		value |= (u64)(next() & 31) << 8;
 		value |= (u64)(next() & 3) << 32;
@@ -126,21 +128,65 @@ static void read_all(const u8 *payload, u32 size)
 	(void)sink;
 }
 
+/* Where a ring may be, in the data of its producer. */
+static u32 choose_place(u32 *offset)
+{
+	u8 how = next();
+	u32 bytes = RING << (how & 1);
+
+	*offset = (how >> 1 & 3) * RING;
+	if (*offset + bytes > AREA)
+		*offset = 0;
+	return bytes;
+}
+
+/* Ours moves. */
+static void call_move(void)
+{
+	u32 offset, bytes = choose_place(&offset);
+	bool was_broken = tx->broken;
+	int result = vmloop_ring_move(tx, ours_tx.data + offset, bytes, offset);
+
+	if (!result && vmloop_ring_has_moved(tx))
+		vmloop_ring_forget(tx);
+	tx->reserved = 0;
+	MUST(!result || result == -EBUSY || (result == -EPROTO && tx->broken));
+	MUST(result || !was_broken);
+}
+
+/* The peer says that its ring moves, near to what can be, and that ours was read. */
+static void say_moves(void)
+{
+	u8 how = next();
+	u32 offset, bytes = choose_place(&offset);
+	struct vmloop_shm_lane *theirs = peer_rx.producer;
+
+	if (how & 1)
+		peer_tx.consumer->rx_moves = tx->moves + (how >> 7);
+	if (how & 2)
+		return;
+	theirs->moved_at = rx->head + (u32)(signed char)next() * rx->grain;
+	theirs->moved_size = how & 4 ? bytes : next32();
+	theirs->moved_offset = how & 8 ? offset : next32() | (u64)next32() << 32;
+	theirs->tx_moves = rx->moves + 1 + (how >> 6 & 1);
+}
+
 /* A peer that keeps to the rules for once, so that there is something to read. */
 static void honest_record(void)
 {
-	u32 offset = rx->tail & (RING - 1);
+	u8 *data = peer_rx.data + (rx->data - ours_rx.data);
+	u32 offset = rx->tail & (rx->size - 1);
 	u64 header = next() % 200 | 1ULL << 32;
 	u32 span = ((u32)header + 8 + 15) / 16 * 16;
 
-	if (offset + span > RING) {
-		u64 pad = RING - offset - 8;
+	if (offset + span > rx->size) {
+		u64 pad = rx->size - offset - 8;
 
-		memcpy(peer_rx.data + offset, &pad, 8);
-		memcpy(peer_rx.data, &header, 8);
-		span += RING - offset;
+		memcpy(data + offset, &pad, 8);
+		memcpy(data, &header, 8);
+		span += rx->size - offset;
 	} else {
-		memcpy(peer_rx.data + offset, &header, 8);
+		memcpy(data + offset, &header, 8);
 	}
 	peer_rx.producer->tx_head = rx->tail + span;
 }
@@ -151,7 +197,7 @@ static void call_reserve(void)
 	void *payload = NULL;
 	int result = vmloop_ring_reserve(tx, size, 1, 2, &payload);
 
-	if (size > vmloop_ring_max_record(RING))
+	if (size > vmloop_ring_max_record(tx->size))
 		MUST(result == -EMSGSIZE || (result == -EPROTO && tx->broken));
 	if (result) {
 		MUST(!payload);
@@ -160,7 +206,7 @@ static void call_reserve(void)
 		return;
 	}
 	MUST((u8 *)payload >= ours_tx.data + 8);
-	MUST((u8 *)payload + size <= ours_tx.data + RING);
+	MUST((u8 *)payload + size <= ours_tx.data + AREA);
 	memset(payload, 0x77, size);
 }
 
@@ -176,10 +222,10 @@ static void call_peek(void)
 		return;
 	}
 	MUST(result == 1 && !rx->broken);
-	MUST(record.size <= vmloop_ring_max_record(RING));
+	MUST(record.size <= vmloop_ring_max_record(rx->size));
 	MUST(record.type != VMLOOP_RECORD_PAD);
 	MUST((const u8 *)payload >= ours_rx.data + 8);
-	MUST((const u8 *)payload + record.size <= ours_rx.data + RING);
+	MUST((const u8 *)payload + record.size <= ours_rx.data + AREA);
 	read_all(payload, record.size);
 }
 
@@ -189,10 +235,10 @@ static void call_space(void)
 	void *at = NULL;
 	u32 room = vmloop_ring_space(tx, want, &at);
 
-	MUST(room <= RING && (!room || !tx->broken));
+	MUST(room <= tx->size && (!room || !tx->broken));
 	if (!room)
 		return;
-	MUST((u8 *)at >= ours_tx.data && (u8 *)at + room <= ours_tx.data + RING);
+	MUST((u8 *)at >= ours_tx.data && (u8 *)at + room <= ours_tx.data + AREA);
 	memset(at, 0x77, room);
 	vmloop_ring_add(tx, want < room ? want : room);
 }
@@ -210,7 +256,7 @@ static void call_bytes(void)
 		return;
 	}
 	MUST(!rx->broken);
-	MUST((const u8 *)at >= ours_rx.data && (const u8 *)at + length <= ours_rx.data + RING);
+	MUST((const u8 *)at >= ours_rx.data && (const u8 *)at + length <= ours_rx.data + AREA);
 	read_all(at, length);
 	vmloop_ring_take(rx, want < skip + length ? want : skip + length);
 }
@@ -222,31 +268,33 @@ static void call_account(void)
 	u32 seen = 0;
 	u32 length;
 
-	MUST(unread == tx->head - tx->tail && unread <= RING);
+	MUST(unread == tx->head - tx->tail && unread <= 2 * AREA);
 	if (tx->grain != VMLOOP_RING_BYTES)
 		return;
 	for (const void *at; (length = vmloop_ring_unread(tx, seen, &at)); seen += length) {
 		MUST((const u8 *)at >= ours_tx.data);
-		MUST((const u8 *)at + length <= ours_tx.data + RING);
+		MUST((const u8 *)at + length <= ours_tx.data + AREA);
 		read_all(at, length);
 	}
-	MUST(seen == unread);
+	/* What was let go of, and not read, is not there. */
+	MUST(seen == unread || tx->broken == VMLOOP_RING_MOVE);
 }
 
 /* What holds of our private state whatever the peer did. */
 static void check_state(const struct vmloop_ring_tx *tx_before,
 			const struct vmloop_ring_rx *rx_before)
 {
-	MUST(tx->head - tx->tail <= RING);
+	MUST(tx->head - tx->tail <= tx->size + tx->old_size);
 	MUST(tx->published - tx->tail <= tx->head - tx->tail);
-	MUST(tx->reserved <= RING / 2);
+	MUST(tx->reserved <= tx->size / 2);
 	MUST(tx->head % tx->grain == 0 && tx->tail % tx->grain == 0);
-	MUST(tx->data == tx_before->data && tx->size == RING);
-	MUST(rx->tail - rx->published <= RING);
-	MUST(rx->head - rx->published <= RING);
-	MUST(rx->taken <= RING / 4);
+	MUST(tx->data >= ours_tx.data && tx->data + tx->size <= ours_tx.data + AREA);
+	MUST(rx->tail - rx->published <= 2 * AREA);
+	MUST(rx->head - rx->published <= 2 * AREA);
+	MUST(rx->taken <= rx->size / 4);
 	MUST(rx->head % rx->grain == 0 && rx->tail % rx->grain == 0);
-	MUST(rx->data == rx_before->data && rx->size == RING);
+	MUST(rx->data >= ours_rx.data && rx->data + rx->size <= ours_rx.data + AREA);
+	MUST(rx->moves - rx_before->moves <= 1);
 	if (tx_before->broken) {
 		MUST(tx->broken);
 		MUST(tx->published == tx_before->published && tx->tail == tx_before->tail);
@@ -311,7 +359,10 @@ static bool step(void)
 	if (!left)
 		return false;
 	turns = 0;
-	what = next() & 15;
+	what = next() & 31;
+	/* Inputs from before there were moves mean nearly what they meant. */
+	if (what > 17)
+		what &= 15;
 	switch (what) {
 	case 0:
 	case 1:
@@ -363,6 +414,12 @@ static bool step(void)
 		else
 			honest_record();
 		break;
+	case 16:
+		call_move();
+		break;
+	case 17:
+		say_moves();
+		break;
 	default: /* an honest consumer: everything is read */
 		peer_tx.consumer->rx_tail = tx->published;
 	}
@@ -375,15 +432,15 @@ int LLVMFuzzerTestOneInput(const u8 *data, size_t size);
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
-	int out = shared_create(RING);
-	int in = shared_create(RING);
+	int out = shared_create(AREA);
+	int in = shared_create(AREA);
 
 	(void)argc;
 	(void)argv;
-	shared_map(&ours_tx, out, RING, PRODUCER);
-	shared_map(&ours_rx, in, RING, CONSUMER);
-	shared_map(&peer_tx, out, RING, ADVERSARY);
-	shared_map(&peer_rx, in, RING, ADVERSARY);
+	shared_map(&ours_tx, out, AREA, PRODUCER);
+	shared_map(&ours_rx, in, AREA, CONSUMER);
+	shared_map(&peer_tx, out, AREA, ADVERSARY);
+	shared_map(&peer_rx, in, AREA, ADVERSARY);
 	/* On the heap, where AddressSanitizer sees what is beside them. */
 	tx = malloc(sizeof(*tx));
 	rx = malloc(sizeof(*rx));
@@ -406,8 +463,8 @@ int LLVMFuzzerTestOneInput(const u8 *data, size_t size)
 	grain = first & 4 ? VMLOOP_RING_BYTES : VMLOOP_RING_RECORDS;
 	if (grain == VMLOOP_RING_BYTES)
 		start += first >> 3;
-	memset(peer_tx.data, 0, RING);
-	memset(peer_rx.data, 0, RING);
+	memset(peer_tx.data, 0, AREA);
+	memset(peer_rx.data, 0, AREA);
 	memset(peer_tx.producer, 0, sizeof(struct vmloop_shm_lane));
 	memset(peer_tx.consumer, 0, sizeof(struct vmloop_shm_lane));
 	memset(peer_rx.producer, 0, sizeof(struct vmloop_shm_lane));
@@ -416,6 +473,7 @@ int LLVMFuzzerTestOneInput(const u8 *data, size_t size)
 				  ours_tx.consumer));
 	MUST(!vmloop_ring_rx_init(rx, grain, ours_rx.data, RING, start, ours_rx.consumer,
 				  ours_rx.producer));
+	vmloop_ring_follow(rx, ours_rx.data, AREA);
 	/* As if both had been running for a while. */
 	peer_tx.consumer->rx_tail = start;
 	peer_rx.producer->tx_head = start;

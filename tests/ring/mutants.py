@@ -103,12 +103,16 @@ MUTANTS = [
     Mutant("publish: works when broken", "tx->head == old || unlikely(tx->broken)", "tx->head == old"),
     Mutant(
         "give back: rings for nothing",
-        "if (rx->tail == old || unlikely(rx->broken))",
+        "if ((rx->tail == old && rx->move != VMLOOP_RING_BEHIND) || unlikely(rx->broken))",
         "if (unlikely(rx->broken))",
         equivalent="no move passes nothing; it only saves a barrier",
     ),
     Mutant("give back: forgets", "\trx->published = rx->tail;\n", ""),
-    Mutant("give back: works when broken", "rx->tail == old || unlikely(rx->broken)", "rx->tail == old"),
+    Mutant(
+        "give back: works when broken",
+        " || unlikely(rx->broken))\n\t\treturn false;\n\n\trx->published",
+        ")\n\t\treturn false;\n\n\trx->published",
+    ),
     Mutant(
         "sleep: asks too late",
         "&rx->ours->rx_wake, rx->tail + bytes - 1);",
@@ -166,9 +170,16 @@ MUTANTS = [
     Mutant("tail: not remembered", "\ttx->tail = tail;\n", ""),
     Mutant("tail: not latched", "\t\ttx->broken = VMLOOP_RING_TAIL;\n", ""),
     Mutant(
-        "tail: looks again when broken", "\tif (unlikely(tx->broken))\n\t\treturn 0;\n\n\ttail =", "\ttail =", "fuzz"
+        "tail: looks again when broken",
+        "\tif (unlikely(tx->broken))\n\t\treturn false;\n\ttail =",
+        "\ttail =",
+        "fuzz",
     ),
-    Mutant("reserve: though broken", "\tif (unlikely(tx->broken))\n\t\treturn -EPROTO;\n", ""),
+    Mutant(
+        "reserve: though broken",
+        "\tif (unlikely(tx->broken))\n\t\treturn -EPROTO;\n\tif (unlikely(size",
+        "\tif (unlikely(size",
+    ),
     Mutant(
         "reserve: any size",
         "size > vmloop_ring_max_record(tx->size)))\n\t\treturn -EMSGSIZE",
@@ -183,16 +194,19 @@ MUTANTS = [
     Mutant("reserve: overfull", "if (tx_room(tx, span) < span)", "if (tx_room(tx, span) + 16 < span)"),
     Mutant("reserve: broken is full", "return tx->broken ? -EPROTO : -EAGAIN;", "return -EAGAIN;"),
     Mutant("commit: twice", "\ttx->reserved = 0;\n", ""),
+    Mutant("drained: does not look", "!tx_look(tx) || tx->head == tx->tail;", "tx->broken;"),
+    Mutant("drained: once it has looked", "!tx_look(tx) || tx->head == tx->tail;", "!tx_look(tx) || 1;"),
     Mutant(
-        "drained: though not all is published",
-        "tx_room(tx, tx->size) == tx->size",
-        "tx_room(tx, tx->size) + 16 >= tx->size",
+        "drained: never when broken", "!tx_look(tx) || tx->head == tx->tail;", "(tx_look(tx), tx->head == tx->tail);"
     ),
-    Mutant("drained: never when broken", " == tx->size || tx->broken;", " == tx->size;"),
     Mutant("wait_read: a record early", "tx_wake, position - 1)", "tx_wake, position - 17)"),
     Mutant("wait_read: a record late", "tx_wake, position - 1)", "tx_wake, position)"),
-    Mutant("has_read: does not look", "\t\ttx_room(tx, tx->size);\n", "\t\t;\n"),
-    Mutant("has_read: never when broken", "< 1U << 31 || tx->broken;", "< 1U << 31;"),
+    Mutant("has_read: does not look", "position))\n\t\ttx_look(tx);\n", "position))\n\t\t;\n"),
+    Mutant(
+        "has_read: never when broken",
+        "!is_before(tx->tail, position) || tx->broken;",
+        "!is_before(tx->tail, position);",
+    ),
     # Bytes
     Mutant("space: over the end", "return room < to_end ? room : to_end;\n", "return room;\n"),
     Mutant("space: to the end, full or not", "return room < to_end ? room : to_end;\n", "return to_end;\n"),
@@ -208,13 +222,24 @@ MUTANTS = [
         "\tif (want > tx->size)\n",
         "\tif (want >= tx->size)\n\t\twant = 16;\n\tif (0)\n",
     ),
-    Mutant("account: does not look", "\ttx_room(tx, tx->size);\n\treturn tx->head", "\treturn tx->head"),
-    Mutant("account: what is published", "return tx->head - tx->tail;\n}", "return tx->published - tx->tail;\n}"),
     Mutant(
-        "unread: from the start", "\t*at = tx->data + offset;\n\treturn unread", "\t*at = tx->data;\n\treturn unread"
+        "account: does not look",
+        "\tif (tx->head != tx->tail)\n\t\ttx_look(tx);\n\tif (tx->straddles",
+        "\tif (tx->straddles",
     ),
-    Mutant("unread: skips nothing", "(tx->tail + skip) & (tx->size - 1)", "tx->tail & (tx->size - 1)"),
-    Mutant("unread: over the end", "return unread - skip < to_end ? unread - skip : to_end;", "return unread - skip;"),
+    Mutant("account: what is published", "return tx->head - tx->tail;\n}", "return tx->published - tx->tail;\n}"),
+    Mutant("piece: from the start", "\t*at = data + offset;\n\treturn bytes", "\t*at = data;\n\treturn bytes"),
+    Mutant("piece: over the end", "return bytes < size - offset ? bytes : size - offset;", "return bytes;"),
+    Mutant("piece: all to the end", "return bytes < size - offset ? bytes : size - offset;", "return size - offset;"),
+    Mutant("unread: skips nothing", "u32 position = tx->tail + skip;", "u32 position = tx->tail;"),
+    Mutant("unread: in the new ring alone", "if (tx->straddles && is_before(position, tx->moved_at)) {", "if (0) {"),
+    Mutant(
+        "unread: in the old ring alone",
+        "if (tx->straddles && is_before(position, tx->moved_at)) {",
+        "if (tx->straddles) {",
+    ),
+    Mutant("unread: over the move", "\t\tif (bytes > tx->moved_at - position)\n", "\t\tif (0)\n"),
+    Mutant("unread: another old ring", "\t\tsize = tx->old_size;\n", ""),
     Mutant("unread: behind the last", "\tif (skip >= unread)\n\t\treturn 0;\n", ""),
     Mutant("bytes: though broken", "\tif (unlikely(rx->broken))\n\t\treturn 0;\n\tif (want", "\tif (want"),
     Mutant("bytes: sum overflows", "\tif (want > rx->size)\n\t\twant = rx->size;\t", "\t"),
@@ -222,22 +247,17 @@ MUTANTS = [
     Mutant("bytes: forgets what is skipped", "rx_available(rx, skip + want)", "rx_available(rx, want)"),
     Mutant("bytes: behind the last", "\tif (available <= skip)\n\t\treturn 0;\n", ""),
     Mutant("bytes: not the last", "\tif (available <= skip)\n", "\tif (available <= skip + 1)\n"),
-    Mutant("bytes: skips nothing", "(rx->tail + skip) & (rx->size - 1)", "rx->tail & (rx->size - 1)"),
-    Mutant(
-        "bytes: over the end",
-        "return available - skip < to_end ? available - skip : to_end;",
-        "return available - skip;",
-    ),
+    Mutant("bytes: skips nothing", "u32 position = rx->tail + skip;", "u32 position = rx->tail;"),
     Mutant("bytes: always looks", "\tif (available >= want)\n\t\treturn available;\n", "", "unit"),
     Mutant("take: nothing", "ring_store_once(&rx->tail, rx->tail + bytes);", "(void)rx, (void)bytes;"),
     # What the producer may say
-    Mutant("head: anything goes", "head - rx->head > rx->size - (rx->head - rx->published) ||", "0 ||"),
-    Mutant("head: over what was not given back", "> rx->size - (rx->head - rx->published)", "> rx->size"),
-    Mutant("head: a full ring is a lie", "> rx->size - (rx->head", ">= rx->size - (rx->head"),
+    Mutant("head: anything goes", "head - rx->head > rx_limit(rx) - rx->head ||", "0 ||"),
+    Mutant("head: over what was not given back", "> rx_limit(rx) - rx->head ||", "> rx->size ||"),
+    Mutant("head: a full ring is a lie", "> rx_limit(rx) - rx->head ||", ">= rx_limit(rx) - rx->head ||"),
     Mutant(
         "head: back to what is read",
-        "head - rx->head > rx->size - (rx->head - rx->published)",
-        "head - rx->tail > rx->size - (rx->tail - rx->published)",
+        "head - rx->head > rx_limit(rx) - rx->head",
+        "head - rx->tail > rx_limit(rx) - rx->tail",
     ),
     Mutant("head: unaligned", "head & (rx->grain - 1))) {\n\t\trx", "0)) {\n\t\trx"),
     Mutant("head: not remembered", "\trx->head = head;\n", ""),
@@ -274,6 +294,64 @@ MUTANTS = [
         "return rx_available(rx, 1) != 0 || rx->broken;",
         "return rx_available(rx, 1) != 0;",
     ),
+    # A ring that moves
+    Mutant("move: before the last is done with", "\tif (!vmloop_ring_has_moved(tx))\n\t\treturn -EBUSY;\n", ""),
+    Mutant(
+        "move: before the last is read",
+        "\tif (tx->straddles && (!tx_look(tx) || tx->straddles))\n\t\treturn tx->broken ? -EPROTO : -EBUSY;\n",
+        "",
+    ),
+    Mutant("move: does not look", "tx->straddles && (!tx_look(tx) || tx->straddles)", "tx->straddles"),
+    Mutant("move: broken is busy", "return tx->broken ? -EPROTO : -EBUSY;", "return -EBUSY;"),
+    Mutant("move: any ring", "\tif (!ring_is_good(data, size, tx->grain, tx->head))\n\t\treturn -EINVAL;\n", ""),
+    Mutant("move: though broken", "\tif (unlikely(tx->broken))\n\t\treturn -EPROTO;\n\tif (!ring", "\tif (!ring"),
+    Mutant("move: not told", "&tx->ours->tx_moves, tx->moves);", "&tx->ours->tx_moves, tx->moves - 1);"),
+    Mutant("move: at the tail", "&tx->ours->moved_at, tx->head);", "&tx->ours->moved_at, tx->tail);"),
+    Mutant("move: where it was", "&tx->ours->moved_offset, offset);", "&tx->ours->moved_offset, 4096);"),
+    Mutant("move: room of both rings", "unlikely(tx->straddles) ? tx->moved_at : tx->tail", "tx->tail"),
+    Mutant("move: room of the old ring for ever", "\t\ttx->straddles = false;\n", "\t\t;\n"),
+    Mutant("forget: nothing", "\tring_store_once(&tx->old, NULL);\n", "\t(void)tx;\n"),
+    Mutant(
+        "account: what was forgotten",
+        "\t\ttx->broken = VMLOOP_RING_MOVE;\n\treturn tx->head",
+        "\t\t;\n\treturn tx->head",
+    ),
+    Mutant(
+        "account: forgotten and read", "if (tx->straddles && !ring_load_once(&tx->old)", "if (!ring_load_once(&tx->old)"
+    ),
+    Mutant("unread: what was forgotten", "\t\tif (!data)\n\t\t\treturn 0;\n", ""),
+    Mutant("init: moves stay", "\tring_store_once(&ours->tx_moves, 0);\n", ""),
+    Mutant("init: moves that were seen stay", "\tring_store_once(&ours->rx_moves, 0);\n", ""),
+    Mutant("see: two at once", "moves - rx->moves != 1 ||", "0 ||"),
+    Mutant("see: any position", "at - rx->head > rx->published + rx->size - rx->head ||", "0 ||"),
+    Mutant(
+        "see: what was seen before",
+        "at - rx->head > rx->published + rx->size - rx->head",
+        "at - rx->tail > rx->published + rx->size - rx->tail",
+    ),
+    Mutant("see: a full ring is a lie", "at - rx->head > rx->published", "at - rx->head >= rx->published"),
+    Mutant("see: any offset", "offset & (VMLOOP_SHM_PAGE - 1) || ", ""),
+    Mutant("see: behind the end", "offset > rx->area_size ||", "0 ||"),
+    Mutant("see: over the end", "size > rx->area_size - offset || ", ""),
+    Mutant("see: as large as it likes", "size > rx->most ||", "0 ||"),
+    Mutant("see: any ring", "!ring_is_good(rx->area + offset, size, rx->grain, at))", "0)"),
+    Mutant("see: not latched", "\t\trx->broken = VMLOOP_RING_MOVE;\n", ""),
+    Mutant("see: before the last is done with", "rx->area && rx->move == VMLOOP_RING_STAYS &&", "rx->area &&"),
+    Mutant("limit: of the old ring", "return rx->moved_at + rx->next_size;", "return rx->published + rx->size;"),
+    Mutant("limit: by what was given back", "return rx->moved_at + rx->size;", "return rx->published + rx->size;"),
+    Mutant("cross: too early", "is_before(rx->tail, rx->moved_at))\n\t\treturn;", "0)\n\t\treturn;"),
+    Mutant("cross: into a ring of another size", "\tring_store_once(&rx->size, rx->next_size);\n", ""),
+    Mutant("cross: twice", "\trx->move = VMLOOP_RING_BEHIND;\n", ""),
+    Mutant("peek: over the move", "\t\t    available > rx->moved_at - rx->tail)\n", "\t\t    0)\n"),
+    Mutant("peek: in the old ring", "\t\trx_cross(rx);\n", ""),
+    Mutant("bytes: over the move", "\t\t} else if (bytes > rx->moved_at - position) {\n", "\t\t} else if (0) {\n"),
+    Mutant("bytes: skips within the old ring", "if (!is_before(position, rx->moved_at)) {", "if (0) {"),
+    Mutant(
+        "bytes: at the move", "if (!is_before(position, rx->moved_at)) {", "if (is_before(rx->moved_at, position)) {"
+    ),
+    Mutant("give back: before what is read", "\trx_cross(rx);\n\tif ((rx->tail", "\tif ((rx->tail"),
+    Mutant("give back: moves are not told", "&rx->ours->rx_moves, ++rx->moves);", "&rx->ours->rx_moves, rx->moves++);"),
+    Mutant("give back: moves are told for ever", "\t\trx->move = VMLOOP_RING_STAYS;\n", ""),
     # Order. An x86 reorders only a store with a later load, and does that
     # before a full barrier stops it: `stress` sees the missing ones. It never
     # reorders what acquire and release order, nor may the compiler here, but
@@ -321,7 +399,34 @@ MUTANTS = [
         "tsan",
     ),
     Mutant(
-        "acquire B of tx_room", "ring_load_acquire(&tx->theirs->rx_tail", "ring_load_once(&tx->theirs->rx_tail", "tsan"
+        "acquire B of tx_look",
+        "ring_load_acquire(&tx->theirs->rx_tail",
+        "ring_load_once(&tx->theirs->rx_tail",
+        "tsan",
+    ),
+    Mutant(
+        "release E of move",
+        "ring_store_release(&tx->ours->tx_moves",
+        "ring_store_once(&tx->ours->tx_moves",
+        equivalent="no x86 reorders these, and for ThreadSanitizer single words are atomic",
+    ),
+    Mutant(
+        "acquire E of see_move",
+        "ring_load_acquire(&rx->theirs->tx_moves",
+        "ring_load_once(&rx->theirs->tx_moves",
+        equivalent="no x86 reorders these, and for ThreadSanitizer single words are atomic",
+    ),
+    Mutant(
+        "release F of consume_publish",
+        "ring_store_release(&rx->ours->rx_moves",
+        "ring_store_once(&rx->ours->rx_moves",
+        equivalent="the ring goes by (B) as well; only the core uses the memory by this word alone",
+    ),
+    Mutant(
+        "acquire F of has_moved",
+        "ring_load_acquire(&tx->theirs->rx_moves",
+        "ring_load_once(&tx->theirs->rx_moves",
+        equivalent="the ring goes by (B) as well; only the core uses the memory by this word alone",
     ),
 ]
 
@@ -365,7 +470,8 @@ def program(name: str, compiler: str, ring: Path, out: Path, libraries: str = ""
 
 def unit(ring: Path, out: Path, hang: int) -> str:
     """The unit tests, up to the first that fails; all of them take a second."""
-    return attempt(f"{program('unit', 'gcc -O1', ring, out)} --first", 6)
+    said = attempt(f"{program('unit', 'gcc -O1', ring, out)} --first", 6)
+    return said or attempt(f"{program('move', 'gcc -O1', ring, out)} --first", 6)
 
 
 def fuzz(ring: Path, out: Path, hang: int) -> str:
@@ -392,7 +498,8 @@ def tsan(ring: Path, out: Path, hang: int) -> str:
     """Two threads under ThreadSanitizer."""
     command = program("tsan", "clang -g -O1 -fsanitize=thread", ring, out, "-lpthread")
     options = "--threads --ring 4096 --bell flag --records 50000"
-    return attempt(f"env TSAN_OPTIONS=halt_on_error=1 {command} {options}", 60)
+    said = attempt(f"env TSAN_OPTIONS=halt_on_error=1 {command} {options}", 60)
+    return said or attempt(f"env TSAN_OPTIONS=halt_on_error=1 {command} {options} --moves --bytes", 60)
 
 
 TESTS = {"unit": unit, "tsan": tsan, "fuzz": fuzz, "stress": stress}

@@ -16,7 +16,8 @@
  * What record number n is (size, type, content) follows from the seed and n,
  * so that both parties know it without talking about it. With --bytes there are
  * no records: the same number of pieces is written, of those sizes, and read in
- * other pieces.
+ * other pieces. With --moves the producer goes on in another ring now and then, twice as
+ * large, and back.
  */
 #include <getopt.h>
 #include <poll.h>
@@ -42,6 +43,7 @@ struct counts {
 	u64 waits;	/* times that it waited for a doorbell */
 	u64 bells;	/* times that it rang */
 	u64 in_vain;	/* doorbells after which there was nothing to do */
+	u64 moves;	/* of its ring */
 } __aligned(CACHE_LINE);
 
 struct bell {
@@ -69,6 +71,7 @@ static struct {
 	bool flag;
 	bool large;
 	bool bytes;
+	bool moves;
 } options = {
 	.records = 1000000,
 	.seed = 1,
@@ -221,6 +224,24 @@ static void dawdle(u64 r)
 		__builtin_ia32_pause();
 }
 
+/* The producer's data: two rings, one twice as large as the other, that do not touch. */
+static u32 area(void)
+{
+	return options.moves ? 4 * options.ring : options.ring;
+}
+
+/* Now and then to the other ring, if the consumer has let go of that. */
+static void move(struct view *view, struct vmloop_ring_tx *tx, u64 r)
+{
+	bool larger = tx->size == options.ring;
+	u32 offset = larger ? 2 * options.ring : 0;
+
+	if (!options.moves || (r & 7))
+		return;
+	if (!vmloop_ring_move(tx, view->data + offset, options.ring << larger, offset))
+		control->producer.moves++;
+}
+
 /* The other party looks at it meanwhile. */
 static void count(u64 *counter)
 {
@@ -286,6 +307,7 @@ static bool produce_records(struct view *view)
 				ring_bell(&control->records);
 			}
 			batch = r & 3 ? 1 : 1 + (r >> 2 & 31);
+			move(view, &tx, r >> 20);
 			dawdle(r >> 8);
 		}
 	}
@@ -354,6 +376,7 @@ static bool produce_bytes(struct view *view)
 				ring_bell(&control->records);
 			}
 			batch = r & 3 ? 1 : 1 + (r >> 2 & 31);
+			move(view, &tx, r >> 20);
 			dawdle(r >> 8);
 		}
 	}
@@ -410,6 +433,8 @@ static bool consume_records(struct view *view)
 	if (vmloop_ring_rx_init(&rx, VMLOOP_RING_RECORDS, view->data, options.ring, options.start,
 				view->consumer, view->producer))
 		return fail("the consumer cannot begin");
+	if (options.moves)
+		vmloop_ring_follow(&rx, view->data, area());
 
 	while (n < options.records) {
 		int result = vmloop_ring_peek(&rx, &record, &payload);
@@ -472,6 +497,8 @@ static bool consume_bytes(struct view *view)
 	if (vmloop_ring_rx_init(&rx, VMLOOP_RING_BYTES, view->data, options.ring, options.start,
 				view->consumer, view->producer))
 		return fail("the consumer cannot begin");
+	if (options.moves)
+		vmloop_ring_follow(&rx, view->data, area());
 
 	while (counts->bytes < total) {
 		u64 r = random_of(~n++ ^ 0x3333);
@@ -556,7 +583,7 @@ static bool run_threads(void)
 	void *result;
 	bool good;
 
-	shared_map(&common, memory, options.ring, ADVERSARY);
+	shared_map(&common, memory, area(), ADVERSARY);
 	if (pthread_create(&thread, NULL, consumer_thread, NULL))
 		shared_die("pthread_create");
 	good = produce(&common);
@@ -576,10 +603,10 @@ static bool run_processes(void)
 	if (child < 0)
 		shared_die("fork");
 	if (child == 0) {
-		shared_map(&view, memory, options.ring, CONSUMER);
+		shared_map(&view, memory, area(), CONSUMER);
 		_exit(consume(&view) ? 0 : 1);
 	}
-	shared_map(&view, memory, options.ring, PRODUCER);
+	shared_map(&view, memory, area(), PRODUCER);
 	good = produce(&view);
 	if (waitpid(child, &status, 0) != child)
 		shared_die("waitpid");
@@ -592,7 +619,7 @@ static void usage(void)
 {
 	fprintf(stderr,
 		"usage: stress [--records N] [--ring BYTES] [--start POSITION] [--seed N]\n"
-		"              [--threads] [--bell eventfd|flag] [--large] [--bytes]\n"
+		"              [--threads] [--bell eventfd|flag] [--large] [--bytes] [--moves]\n"
 		"              [--deadline SECONDS]\n");
 	exit(2);
 }
@@ -609,6 +636,7 @@ int main(int argc, char **argv)
 		{ "deadline", required_argument, NULL, 'd' },
 		{ "large", no_argument, NULL, 'l' },
 		{ "bytes", no_argument, NULL, 'y' },
+		{ "moves", no_argument, NULL, 'm' },
 		{ }
 	};
 	const struct counts *c;
@@ -646,6 +674,9 @@ int main(int argc, char **argv)
 		case 'y':
 			options.bytes = true;
 			break;
+		case 'm':
+			options.moves = true;
+			break;
 		case 'd':
 			options.deadline = atof(optarg);
 			break;
@@ -669,13 +700,13 @@ int main(int argc, char **argv)
 	control->room.fd = eventfd(0, EFD_CLOEXEC);
 	if (control->records.fd < 0 || control->room.fd < 0)
 		shared_die("eventfd");
-	memory = shared_create(options.ring);
+	memory = shared_create(area());
 
 	/* What the other finds before it begins is what it would find in the end. */
 	{
 		struct view view;
 
-		shared_map(&view, memory, options.ring, ADVERSARY);
+		shared_map(&view, memory, area(), ADVERSARY);
 		view.producer->tx_head = options.start;
 		view.producer->tx_wake = options.start - 1;
 		view.consumer->rx_tail = options.start;
@@ -694,13 +725,17 @@ int main(int argc, char **argv)
 	printf("# consumer waited %lu times (%lu in vain), producer %lu times (%lu in vain)\n",
 	       c->waits, c->in_vain, p->waits, p->in_vain);
 
+	if (options.moves)
+		printf("# the ring moved %lu times\n", p->moves);
+	if (good && options.moves && p->moves < 100)
+		good = fail("too few moves to prove anything");
 	/* Who never waited has not shown that it is woken. */
 	if (good && (c->waits < 10 || p->waits < 10))
 		good = fail("too few waits to prove anything");
 	if (good && (c->bells < p->waits || p->bells < c->waits))
 		good = fail("somebody woke without a doorbell");
-	printf("%s 1 - stress ring %u of %s %s %s\n", good ? "ok" : "not ok", options.ring,
-	       options.bytes ? "bytes" : "records", options.threads ? "threads" : "processes",
-	       options.flag ? "flag" : "eventfd");
+	printf("%s 1 - stress ring %u of %s%s %s %s\n", good ? "ok" : "not ok", options.ring,
+	       options.bytes ? "bytes" : "records", options.moves ? ", moves," : "",
+	       options.threads ? "threads" : "processes", options.flag ? "flag" : "eventfd");
 	return good ? 0 : 1;
 }

@@ -39,13 +39,13 @@ pub fn layout() -> String {
     consts!(VMLOOP_SHM_MAGIC VMLOOP_SHM_MAJOR VMLOOP_SHM_MINOR VMLOOP_SHM_PAGE
         VMLOOP_SHM_LANES VMLOOP_REGION_CHANNEL VMLOOP_REGION_CONTROL VMLOOP_F_LARGE
         VMLOOP_F_GSO_UDP VMLOOP_F_ROUTED VMLOOP_F_RECEIVERS VMLOOP_F_LANES
-        VMLOOP_F_SPREAD VMLOOP_F_CHANGES);
+        VMLOOP_F_SPREAD VMLOOP_F_CHANGES VMLOOP_F_MOVES);
     structure!(Header "vmloop_shm_header" magic major minor kind size side_offset side_size
         reserved data_offset data_size);
     consts!(VMLOOP_SIDE_ABSENT VMLOOP_SIDE_READY VMLOOP_SIDE_CLOSING VMLOOP_SIDE_CLOSED
         VMLOOP_LANE_NONE VMLOOP_LANE_PACKET VMLOOP_LANE_CONTROL);
     structure!(Lane "vmloop_shm_lane" kind ring_size ring_offset tx_wake rx_wake pad0 tx_head
-        pad1 rx_tail pad2);
+        tx_moves moved_at moved_size moved_offset pad1 rx_tail rx_moves pad2);
     structure!(Side "vmloop_shm_side" state major minor features max_record lanes incarnation
         pad lane);
     consts!(VMLOOP_RECORD_ALIGN VMLOOP_RECORD_PAD);

@@ -61,6 +61,8 @@ constants! {
     VMLOOP_F_SPREAD: u64 = 1 << 5;
     /// `VMLOOP_MSG_DIR_CHANGE`; in a HELLO only.
     VMLOOP_F_CHANGES: u64 = 1 << 6;
+    /// Rings that move; of a lane of version 2 only.
+    VMLOOP_F_MOVES: u64 = 1 << 7;
 }
 
 wire! {
@@ -123,12 +125,22 @@ wire! {
         pad0: [u8; 40],
         /// bytes that this side has produced, modulo 2^32
         tx_head: u32,
+        /// how often this side has moved its ring, modulo 2^32
+        tx_moves: u32,
+        /// the position that the last move was at
+        moved_at: u32,
+        /// bytes of the new ring
+        moved_size: u32,
+        /// where it begins, bytes from the start of this side's data
+        moved_offset: u64,
         /// unused
-        pad1: [u8; 60],
+        pad1: [u8; 40],
         /// bytes of the other side's ring consumed, modulo 2^32
         rx_tail: u32,
+        /// the other side's `tx_moves`, once nothing of the ring before is needed
+        rx_moves: u32,
         /// unused
-        pad2: [u8; 60],
+        pad2: [u8; 56],
     }
 
     /// What one side tells the other; see `struct vmloop_shm_side`.

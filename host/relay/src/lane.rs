@@ -12,6 +12,7 @@ use vmloop_abi::lanes::{
 };
 use vmloop_abi::life::{Life, start, step};
 use vmloop_abi::ring::{End, Grain};
+use vmloop_abi::shm::VMLOOP_F_MOVES;
 use vmloop_abi::table::{Description, LaneRx, LaneTx};
 
 use crate::flow::{Flow, Progress};
@@ -39,6 +40,15 @@ pub(crate) struct Rules<'a> {
     pub(crate) kinds: &'a Kinds,
     /// Lanes may be opened.
     pub(crate) open: bool,
+}
+
+/// Features that are not passed on: we do not follow a ring that moves.
+pub(crate) const NOT_OURS: u64 = VMLOOP_F_MOVES;
+
+/// What we say of a lane of ours that stands for another one.
+fn stands_for(said: &Description, block: u32) -> Description {
+    let features = said.features & !NOT_OURS;
+    Description { ring_offset: u64::from(block), features, ..*said }
 }
 
 /// A lane that was opened by one guest and not yet accepted by the other.
@@ -222,7 +232,7 @@ impl Lane {
             return Err(VMLOOP_REASON_RING);
         };
         self.block[far] = Some(block);
-        let ours = Description { ring_offset: u64::from(block), ..said };
+        let ours = stands_for(&said, block);
         sides[far].table.describe_lane(number, &ours);
         sides[far].table.begin_reading(number, start(self.ends[far].theirs));
         self.go(far, sides, VMLOOP_LIFE_OPEN, VMLOOP_REASON_NONE);
@@ -274,7 +284,7 @@ impl Lane {
         let begin = start(self.ends[near].ours);
         let tx = sides[near].table.tx(number, offer.grain, u64::from(block), size, begin);
         let tx = tx.map_err(|_| Fault { guest: far, what: Break::Lane(number) })?;
-        let ours = Description { ring_offset: u64::from(block), ..said };
+        let ours = stands_for(&said, block);
         sides[near].table.describe_lane(number, &ours);
         self.go(near, sides, VMLOOP_LIFE_OPEN, VMLOOP_REASON_NONE);
         let from_near = Flow::new(offer.rx, offer.tx);

@@ -12,7 +12,7 @@ use vmloop_abi::table::Table;
 
 use crate::bells::Doorbells;
 use crate::kinds::Kinds;
-use crate::lane::{DRAIN_TIME, Lane, Rules};
+use crate::lane::{DRAIN_TIME, Lane, NOT_OURS, Rules};
 use crate::side::{Break, Fault, Side};
 
 /// Lanes that one turn looks at.
@@ -228,6 +228,7 @@ impl Relay {
         }
         for (guest, side) in self.sides.iter_mut().enumerate() {
             let (features, lanes) = said[1 - guest];
+            let features = features & !NOT_OURS;
             side.table.describe(features, lanes.min(side.table.room()));
             side.say_state(VMLOOP_SIDE_READY);
         }

@@ -311,7 +311,7 @@ static void say(const struct stream *stream, struct stream_say *say)
 }
 
 /* What our ring is to be, and whom it is for. */
-static void plan_ring(const struct vmloop_channel *channel, const struct sock *sk,
+static void plan_ring(struct vmloop_channel *channel, const struct sock *sk,
 		      struct vmloop_lane_ask *ask)
 {
 	u32 largest, part = vmloop_channel_free(channel, &largest) / RING_PART;

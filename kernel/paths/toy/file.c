@@ -25,6 +25,7 @@
 /**
  * struct file_lane - an open file and its lane
  * @lane: the lane, held; NULL before VMLOOP_TOY_OPEN
+ * @peer: identity of its peer
  * @records: it carries records
  * @open_mutex: one VMLOOP_TOY_OPEN at a time
  * @tx_mutex: the producer; @down
@@ -45,6 +46,7 @@
  */
 struct file_lane {
 	struct vmloop_lane *lane;
+	u64 peer;
 	bool records;
 	struct mutex open_mutex;
 	struct mutex tx_mutex;
@@ -188,6 +190,19 @@ void toy_file_event(struct vmloop_lane *lane)
 	happened(lane->priv);
 }
 
+int toy_file_move(struct vmloop_lane *lane, void *data, u32 size, u64 offset)
+{
+	struct file_lane *file = lane->priv;
+	int err = -ENOTCONN;
+
+	mutex_lock(&file->tx_mutex);
+	if (!file->down)
+		err = vmloop_ring_move(&lane->tx, data, size, offset);
+	mutex_unlock(&file->tx_mutex);
+	happened(file);
+	return err;
+}
+
 /* The file --------------------------------------------------------------- */
 
 static int device_open(struct inode *inode, struct file *device)
@@ -245,6 +260,7 @@ static int open_lane(struct file_lane *file, const struct vmloop_toy_open *what)
 	/* Of one that a signal has kept us from waiting for, go on to wait. */
 	if (file->lane)
 		goto wait;
+	file->peer = what->peer;
 	memcpy(opening.ask.say, &opening.ask.ring_size, sizeof(u32));
 	err = vmloop_channel_do(what->peer, open_in, &opening);
 	if (err)
@@ -264,6 +280,29 @@ wait:
 		if (err)
 			return err;
 	}
+}
+
+struct moving {
+	struct file_lane *file;
+	u32 size;
+	int err;
+};
+
+static void move_in(struct vmloop_channel *channel, void *data)
+{
+	struct moving *moving = data;
+
+	moving->err = vmloop_lane_move(channel, moving->file->lane, moving->size, 100);
+}
+
+static int move_lane(struct file_lane *file, u32 size)
+{
+	struct moving moving = { .file = file, .size = size };
+
+	/* Pairs with the release in toy_file_up(). */
+	if (!smp_load_acquire(&file->up))
+		return -ENOTCONN;
+	return vmloop_channel_do(file->peer, move_in, &moving) ?: moving.err;
 }
 
 static int get_state(struct file_lane *file, struct vmloop_toy_state *state)
@@ -289,6 +328,7 @@ static long device_ioctl(struct file *device, unsigned int command,
 	struct file_lane *file = device->private_data;
 	struct vmloop_toy_state state;
 	struct vmloop_toy_open what;
+	u32 size;
 	int err;
 
 	switch (command) {
@@ -299,6 +339,10 @@ static long device_ioctl(struct file *device, unsigned int command,
 		err = open_lane(file, &what);
 		mutex_unlock(&file->open_mutex);
 		return err;
+	case VMLOOP_TOY_MOVE:
+		if (get_user(size, (u32 __user *)argument))
+			return -EFAULT;
+		return move_lane(file, size);
 	case VMLOOP_TOY_STATE:
 		err = get_state(file, &state);
 		if (!err && copy_to_user((void __user *)argument, &state,

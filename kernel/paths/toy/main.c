@@ -73,6 +73,7 @@ const struct vmloop_path toy_records = {
 	.lane_close = lane_close,
 	.lane_ended = lane_ended,
 	.lane_event = lane_event,
+	.lane_move = toy_file_move,
 };
 
 const struct vmloop_path toy_bytes = {
@@ -87,6 +88,7 @@ const struct vmloop_path toy_bytes = {
 	.lane_close = lane_close,
 	.lane_ended = lane_ended,
 	.lane_event = lane_event,
+	.lane_move = toy_file_move,
 };
 
 static int __init toy_init(void)

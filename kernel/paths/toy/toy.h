@@ -19,6 +19,12 @@
 /* How the lane stands; works after its end. */
 #define VMLOOP_TOY_STATE	_IOR('v', 2, struct vmloop_toy_state)
 
+/*
+ * Go on in another ring, of so many bytes, a power of two. EBUSY while the peer reads the one
+ * before the last move, ENOSPC without memory.
+ */
+#define VMLOOP_TOY_MOVE		_IOW('v', 3, __u32)
+
 /**
  * struct vmloop_toy_open - which lane
  * @peer: identity of the peer, as in `control peers`
@@ -62,6 +68,7 @@ void toy_file_down(struct vmloop_lane *lane);
 void toy_file_close(struct vmloop_lane *lane);
 void toy_file_ended(struct vmloop_lane *lane, u32 reason);
 void toy_file_event(struct vmloop_lane *lane);
+int toy_file_move(struct vmloop_lane *lane, void *data, u32 size, u64 offset);
 int toy_file_init(void);
 void toy_file_exit(void);
 

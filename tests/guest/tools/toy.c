@@ -5,8 +5,10 @@
  *	toy churn PEER KIND RING COUNT THREADS	COUNT times: open a lane, have some
  *						echoed, compare, close it
  *	toy flow PEER KIND RING LANES SECONDS	has as much echoed as it can, in
- *						each lane at the same time
- *	toy hold PEER KIND RING LANES		fills lanes without reading, says
+ *						each lane at the same time; now and
+ *						then a lane goes on in another ring
+ *	toy hold PEER KIND RING LANES		fills lanes without reading, and the
+ *						larger rings that they go on in, says
  *						"ready", waits until they have ended,
  *						and says how many bytes were sent,
  *						counted as unread, and came back
@@ -34,7 +36,7 @@
 static struct vmloop_toy_open what;
 static double until;
 static unsigned long rounds;
-static unsigned long churned, echoed;
+static unsigned long churned, echoed, moved;
 
 static int open_lane(void)
 {
@@ -45,6 +47,15 @@ static int open_lane(void)
 	if (ioctl(fd, VMLOOP_TOY_OPEN, &what))
 		fail("no lane: %s", strerror(errno));
 	return fd;
+}
+
+/* To a ring of another size: there may be no memory, or the peer still read the one before. */
+static void move_lane(int fd, uint32_t size)
+{
+	if (!ioctl(fd, VMLOOP_TOY_MOVE, &size))
+		__atomic_fetch_add(&moved, 1, __ATOMIC_RELAXED);
+	else if (errno != EBUSY && errno != ENOSPC)
+		fail("the ring does not move: %s", strerror(errno));
 }
 
 /* A chunk's bytes say which chunk of which thread it is. */
@@ -120,6 +131,8 @@ static void *flow(void *argument)
 	size_t bytes;
 
 	while (now() < until) {
+		if (scatter(salt) % 8 == 0)
+			move_lane(fd, what.ring_size << scatter(salt + 1) % 2);
 		bytes = echo(fd, sent, came, salt++);
 		__atomic_fetch_add(&echoed, bytes, __ATOMIC_RELAXED);
 	}
@@ -199,6 +212,11 @@ static void hold(unsigned long lanes)
 		fd[n] = open_lane();
 	for (n = 0; n < lanes; n++)
 		fill_lane(fd[n], n);
+	/* Full, and with more behind a move: what is unread may be in either ring. */
+	for (n = 0; n < lanes; n += 2) {
+		move_lane(fd[n], 2 * what.ring_size);
+		fill_lane(fd[n], n + lanes);
+	}
 	puts("ready");
 	fflush(stdout);
 	for (n = 0; n < lanes; n++) {
@@ -213,7 +231,7 @@ static void hold(unsigned long lanes)
 		came += drain_lane(fd[n]);
 	}
 	printf("{\"lanes\": %lu, \"sent\": %" PRIu64 ", \"unread\": %" PRIu64, lanes, sent, unread);
-	printf(", \"came\": %" PRIu64 "}\n", came);
+	printf(", \"came\": %" PRIu64 ", \"moved\": %lu}\n", came, moved);
 }
 
 int main(int argc, char **argv)
@@ -239,7 +257,7 @@ int main(int argc, char **argv)
 		fail("no such command: %s", argv[1]);
 	}
 	if (strcmp(argv[1], "hold"))
-		printf("{\"lanes\": %lu, \"bytes\": %lu, \"seconds\": %.3f}\n", lanes, echoed,
-		       now() - began);
+		printf("{\"lanes\": %lu, \"bytes\": %lu, \"moved\": %lu, \"seconds\": %.3f}\n",
+		       lanes, echoed, moved, now() - began);
 	return 0;
 }

@@ -128,7 +128,7 @@ impl Peer {
     }
 
     pub fn begin(&mut self) {
-        self.table.describe(0x30 + self.guest as u64, self.table.room());
+        self.table.describe(0xb0 + self.guest as u64, self.table.room());
         self.say_state(VMLOOP_SIDE_READY);
     }
 
@@ -195,7 +195,7 @@ impl Peer {
         let (path, features) = what::path(1 - self.guest, self.lanes[number as usize].key());
         if self.verify {
             assert_eq!(said.path[8..], path[8..], "lane {number}");
-            assert_eq!(said.features, features, "lane {number}");
+            assert_eq!(said.features, what::seen(features), "lane {number}");
         }
     }
 
@@ -364,7 +364,7 @@ impl Peer {
         if theirs == VMLOOP_SIDE_READY && !self.met {
             let (major, features, lanes) = self.table.described();
             assert_eq!(major, VMLOOP_TABLE_MAJOR);
-            assert_eq!(features, 0x30 + (1 - self.guest) as u64);
+            assert_eq!(features, what::seen(0xb0 + (1 - self.guest) as u64));
             assert_eq!(lanes, self.table.room());
             self.met = true;
         }

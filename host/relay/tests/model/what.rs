@@ -2,6 +2,7 @@
 //! What guests send: it follows from who sends it, by which lane, and how much came before.
 
 use vmloop_abi::ring::Grain;
+use vmloop_abi::shm::VMLOOP_F_MOVES;
 
 /// A lane's number and generation.
 pub type Key = (u32, u32);
@@ -49,6 +50,11 @@ pub fn path(guest: usize, key: Key) -> ([u8; 64], u64) {
         *byte = hash(guest, key, 1 << 60 | index as u64) as u8;
     }
     (path, hash(guest, key, 1 << 61))
+}
+
+/// Of those, what the other guest sees: a relay does not pass all of them on.
+pub fn seen(features: u64) -> u64 {
+    features & !VMLOOP_F_MOVES
 }
 
 /// What a guest has sent by a lane.

@@ -25,7 +25,7 @@ const STATES: [&str; 9] =
 /// Names of reasons, by number.
 const REASONS: [&str; 7] = ["", "policy", "gone", "slots", "failed", "busy", "broken"];
 /// What a peer that broke the protocol wrote, by number.
-const BREAKS: [&str; 8] = [
+const BREAKS: [&str; 9] = [
     "",
     "impossible tail",
     "impossible head",
@@ -34,6 +34,7 @@ const BREAKS: [&str; 8] = [
     "padding short of the ring's end",
     "another version",
     "impossible lane",
+    "impossible move",
 ];
 /// Breaks in a row after which only `vmloop reset` helps.
 pub const BREAKS_MAX: u64 = 8;
