@@ -8,7 +8,7 @@ from pathlib import Path
 from . import debian, outside
 from .result import Run
 
-LIMIT = 30
+LIMIT = 10
 """Seconds for one of them."""
 WORDS = {0: "passed", 77: "skipped"}
 

@@ -198,7 +198,10 @@ class Stage:
         # Neighbours and caches are as they will be.
         self.g1.run(["ping", "-c", "10", "-i", "0.01", "-q", self.g2.ip], timeout=self.patient(60))
         if path == STREAM and not self.streams:
-            self.both("modprobe vmloop_tcp" + (f" ring_size={self.stream_ring}" if self.stream_ring else ""))
+            self.both(
+                "modprobe vmloop_tcp"
+                + (f" ring_size={self.stream_ring} first_ring={self.stream_ring}" if self.stream_ring else "")
+            )
             self.streams = True
 
     def set_stream_ring(self, size: int) -> None:

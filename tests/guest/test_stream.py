@@ -298,7 +298,7 @@ def test_late_reader(stage: str, streams: Streams, end: str, first: int, buffer:
         with host.popen(inside("a", "python3", LATE, "send", IP[1], PORT, size)):
             reader.wait_for("waiting", 60)
             # A ring that is full, or what it took to fill it is in the way there.
-            until(lambda: streams.counter("tx_bytes") - streams.counter("rx_bytes") >= 256 << 10, 60, "a ring is full")
+            until(lambda: streams.counter("tx_bytes") - streams.counter("rx_bytes") >= 64 << 10, 60, "a ring is full")
             if end == "module":
                 host.run("rmmod vmloop_tcp", timeout=120)
             else:
@@ -313,6 +313,76 @@ def test_late_reader(stage: str, streams: Streams, end: str, first: int, buffer:
     assert (word, int(bytes_read)) == ("right", size)
     if buffer and end != "module":
         assert after == before.split()[1], "the program's receive buffer has another size"
+
+
+READER = """
+import signal, socket, sys, time
+role, address, port, size, pause = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
+pattern = bytes(range(251)) * 600
+at = 0
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+if role == 'read':
+    with socket.create_server(('', port)) as listener:
+        print('ready', flush=True)
+        one, _ = listener.accept()
+    one.setblocking(False)
+    ended = False
+    while not ended:
+        time.sleep(pause)
+        if len(told) == 1:
+            continue
+        try:
+            while got := one.recv(size):
+                assert got == pattern[at % 251:][:len(got)], at
+                at += len(got)
+                if size < 65536 or len(told) == 1:
+                    break
+            else:
+                ended = True
+        except BlockingIOError:
+            pass
+else:
+    with socket.create_connection((address, port)) as one:
+        while not told:
+            at += one.send(pattern[at % 251:])
+print(at, flush=True)
+"""
+"""Reads all that there is, or so much, after each pause, and nothing from one SIGTERM to the next; the other role sends
+without a pause, up to one.
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "pause", "ring"), [(1 << 16, 0.005, 128 << 10), (4096, 0.002, 64 << 10)], ids=["bursts", "slow"]
+)
+def test_ring_grows(stage: str, streams: Streams, size: int, pause: float, ring: int) -> None:
+    """A reader that empties its ring has a larger one, as its user's share allows, and one that is slow has not."""
+    host = streams.host
+
+    def ring_is() -> int:
+        listed = host.run(inside("a", BIN / "vmloop", "--guest", "streams", "--json")).out
+        return max((end["ring_size"] for end in json.loads(listed)), default=0)
+
+    streams.leave_after(1)
+    words = (PORT, size, pause)
+    with host.popen(inside("b", "python3", "-c", READER, "read", "-", *words)) as reader:
+        reader.wait_for("ready", 60)
+        with host.popen(inside("a", "python3", "-c", READER, "send", IP[1], *words)) as sender:
+            until(lambda: streams.counter("rx_bytes") > 4 << 20, 120, "bytes by the ring")
+            until(lambda: ring_is() == ring, 60, f"the ring has {ring} bytes")
+            # It ends while all of it is full, but for what a sender does not wait for.
+            reader.terminate()
+            full = ring - ring // 4
+            until(lambda: streams.counter("tx_bytes") - streams.counter("rx_bytes") >= full, 60, "the ring is full")
+            streams.leave_after(NEVER)
+            host.run(f"echo 1 >{PARAMETERS}/go_back")
+            until(lambda: streams.counter("back") == 2, 30, "both ends are back")
+            reader.terminate()
+            sender.terminate()
+            sent = int(sender.wait(60).out)
+        assert int(reader.wait(120).out.splitlines()[-1]) == sent
+    assert streams.counter("reset") == 0
 
 
 SHORT = """
@@ -453,7 +523,7 @@ def test_list(stage: str, streams: Streams, option: int) -> None:
         assert any("option" in line for line in text), text
     else:
         assert sender["bytes_sent"] and not sender["bytes_received"]
-        assert sender["lane"] == receiver["lane"] and sender["ring_size"] == 256 << 10
+        assert sender["lane"] == receiver["lane"] and sender["ring_size"] == 64 << 10
     assert json.loads(outside) == [], "of another network namespace"
     until(lambda: not both(), 30, "connections that have ended are not listed")
 

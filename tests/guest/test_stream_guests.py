@@ -417,9 +417,9 @@ def test_a_crowd(net: Net, streams: Streams, record_property) -> None:
     }
     idle = [one for one in seen[-2] if before.get(one["local"]) == one["bytes_sent"]]
     assert before and not idle, f"idle connections hold lanes: {idle}"
-    assert min(one["ring_size"] for lanes in seen for one in lanes) == 64 << 10, "rings become smaller"
+    assert min(one["ring_size"] for lanes in seen for one in lanes) == 64 << 10
     if not net.is_xen:
-        assert figures["lanes_at_most"] > 12, f"all rings are large, and so few: {figures}"
+        assert figures["lanes_at_most"] > 24, f"rings are large, and so few: {figures}"
     assert figures["least"] >= 5 and figures["least"] * 10 >= figures["middle"], f"a connection starved: {figures}"
     assert figures["longest_s"] < 15 * net.slow, f"an exchange took so long: {figures}"
     assert streams.counter("reset") == 0

@@ -199,21 +199,23 @@ static int call_sendpage(struct sock *sk, struct page *page, int offset, size_t 
 static u32 readable_bytes(struct stream *stream)
 {
 	lockdep_assert_held(&stream->lane_lock);
-	return stream->lane ? stream_arrived(stream->lane) : 0;
+	return stream->lane ? stream_arrived(stream->lane, READ_ONCE(stream->lane->rx.size)) : 0;
 }
 
 /*
- * As SO_RCVLOWAT says, but no more than comes while the sender waits for a quarter of
- * its ring to be free.
+ * Whether there are as many as SO_RCVLOWAT says, or as come while the sender waits for a
+ * quarter of its ring to be free.
  */
-static u32 bytes_to_wait_for(const struct stream *stream)
+static bool has_enough(const struct stream *stream)
 {
-	u32 bytes = max(READ_ONCE(stream->sk->sk_rcvlowat), 1);
+	u32 wanted = max(READ_ONCE(stream->sk->sk_rcvlowat), 1);
+	u32 size;
 
-	if (stream->lane)
-		bytes = min(bytes, stream->lane->rx.size -
-					   stream->lane->rx.size / 4);
-	return bytes;
+	lockdep_assert_held(&stream->lane_lock);
+	if (!stream->lane)
+		return false;
+	size = READ_ONCE(stream->lane->rx.size);
+	return stream_arrived(stream->lane, size) >= min(wanted, size - size / 4);
 }
 
 static bool is_readable(struct stream *stream)
@@ -231,7 +233,7 @@ static bool is_readable(struct stream *stream)
 	if (READ_ONCE(stream->heard) &&
 	    (s32)(READ_ONCE(stream->seq) -
 		  READ_ONCE(tcp_sk(sk)->copied_seq)) <= 0)
-		readable = readable_bytes(stream) >= bytes_to_wait_for(stream);
+		readable = has_enough(stream);
 	spin_unlock_bh(&stream->lane_lock);
 	return readable;
 }
@@ -303,7 +305,7 @@ static __poll_t too_soon(struct stream *stream)
 	if (READ_ONCE(stream->heard)) {
 		if (!stream_reads_no_more(stream))
 			mask |= EPOLLRDHUP | EPOLLHUP;
-		empty = readable_bytes(stream) < bytes_to_wait_for(stream) &&
+		empty = !has_enough(stream) &&
 			!(stream->lane ? stream_reads_no_more(stream) :
 					 stream_is_shut_here(stream));
 		if (empty && (s32)(READ_ONCE(stream->seq) -

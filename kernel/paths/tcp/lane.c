@@ -78,8 +78,12 @@ int stream_lane_open(struct vmloop_lane *lane)
 	stream->unsent_from = 0;
 	stream->unsent_size = 0;
 	stream->unsent_at = 0;
+	stream->full = false;
+	stream->swings = 0;
+	stream->swings_most = STREAM_SWINGS;
 	stream->closed = false;
 	stream->kept_bytes = 0;
+	stream->kept_most = 0;
 	stream->room = STREAM_ROOM;
 	stream->up = false;
 	stream->ended = false;
@@ -91,6 +95,7 @@ int stream_lane_open(struct vmloop_lane *lane)
 	stream->answered = false;
 	stream->retry = 0;
 	clear_bit(STREAM_GO_BACK, &stream->flags);
+	clear_bit(STREAM_GROW, &stream->flags);
 	set_bit(STREAM_WANTED, &stream->flags);
 	/* Pairs with the acquire of readers. */
 	smp_store_release(&stream->held, lane);
@@ -104,6 +109,7 @@ void stream_lane_up(struct vmloop_lane *lane)
 	spin_lock_bh(&stream->lane_lock);
 	vmloop_watch_start(&stream->watch, &watch_ops, lane);
 	stream->rx_told = lane->rx.tail;
+	lane->rx.most = STREAM_RING_MOST;
 	stream->wants_bytes = false;
 	stream->wants_room = false;
 	stream->turns = 0;
@@ -186,6 +192,11 @@ static void copy_unsent(struct stream *stream)
 	u32 size, bytes;
 
 	lockdep_assert_held(&stream->tx_ring);
+	/* The peer has let go of what it has not read. */
+	if (tx->broken == VMLOOP_RING_MOVE) {
+		stream->spoilt = true;
+		return;
+	}
 	/* The hello, or a part of it, may be among it. */
 	size = min_t(u64, account, stream->sent);
 	stream->unsent_from = stream->sent - size;

@@ -110,12 +110,12 @@ static struct snapshot look_at(struct stream *stream)
 	if (lane) {
 		seen.has_lane = true;
 		seen.lane = lane->number;
-		seen.ring_size = lane->tx.size;
+		seen.ring_size = READ_ONCE(lane->tx.size);
 	}
 	/* Before that there is a hello in the rings. */
 	if (lane && seen.state == STATE_LANE) {
 		seen.tx_queue = stream_untaken(lane);
-		seen.rx_queue = stream_arrived(lane);
+		seen.rx_queue = stream_arrived(lane, READ_ONCE(lane->rx.size));
 	}
 	spin_unlock_bh(&stream->lane_lock);
 	return seen;

@@ -26,7 +26,11 @@ MODULE_PARM_DESC(after_turns, "turns from sending to receiving, or back, by TCP 
 
 unsigned int stream_ring_size = 256 << 10;
 module_param_named(ring_size, stream_ring_size, uint, 0444);
-MODULE_PARM_DESC(ring_size, "bytes of a connection's ring, a power of two from 4096 up");
+MODULE_PARM_DESC(ring_size, "bytes of a connection's ring at most, a power of two from 4096 to 4194304");
+
+unsigned int stream_first_ring = 64 << 10;
+module_param_named(first_ring, stream_first_ring, uint, 0444);
+MODULE_PARM_DESC(first_ring, "bytes of a connection's ring at first, a power of two from 4096 up");
 
 int stream_spin_us = -1;
 module_param_named(spin_us, stream_spin_us, int, 0644);
@@ -137,12 +141,17 @@ static void look_idle(struct work_struct *work)
 	queue_delayed_work(stream_workqueue, &idle, STREAM_IDLE_LOOK);
 }
 
+static bool __init may_be_ring(unsigned int size)
+{
+	return is_power_of_2(size) && size >= VMLOOP_RING_MIN && size <= STREAM_RING_MOST;
+}
+
 static int __init stream_init(void)
 {
 	int err;
 
-	if (!is_power_of_2(stream_ring_size) || stream_ring_size < VMLOOP_RING_MIN) {
-		pr_err("vmloop_tcp: ring_size must be a power of two, 4096 or more\n");
+	if (!may_be_ring(stream_ring_size) || !may_be_ring(stream_first_ring)) {
+		pr_err("vmloop_tcp: ring_size and first_ring must be powers of two, from 4096 to 4194304\n");
 		return -EINVAL;
 	}
 	if (!stream_unsent_max)

@@ -56,19 +56,6 @@
 #define FOR_NOTHING		((unsigned long)HZ / 20)
 #define FOR_NOTHING_MAX		((unsigned long)HZ)
 
-/* A ring of the peer's is no larger than this. */
-#define RING_MOST	(4U << 20)
-
-/*
- * A new ring takes no more than one part in RING_PART of the memory that is free, and one in
- * OWNER_PART of what its owner may yet have, so that the more lanes there are the smaller new
- * ones become, down to a size that still takes a large write. By a share of 75 percent, the
- * default, both parts of an empty channel are the same.
- */
-#define RING_PART	4
-#define OWNER_PART	3
-#define RING_LEAST	VMLOOP_OWNER_LEAST
-
 /* Whether TCP will look for another route before it sends again. Only TCP may let go of it. */
 static bool is_stale(const struct sock *sk, struct dst_entry *dst)
 {
@@ -310,21 +297,6 @@ static void say(const struct stream *stream, struct stream_say *say)
 	};
 }
 
-/* What our ring is to be, and whom it is for. */
-static void plan_ring(struct vmloop_channel *channel, const struct sock *sk,
-		      struct vmloop_lane_ask *ask)
-{
-	u32 largest, part = vmloop_channel_free(channel, &largest) / RING_PART;
-	u32 size = stream_ring_size;
-
-	stream_owners(sk, ask->owners);
-	ask->share = READ_ONCE(stream_owner_share);
-	part = min(part, vmloop_channel_left(channel, ask) / OWNER_PART);
-	while (size > RING_LEAST && size > min(part, largest))
-		size /= 2;
-	ask->ring_size = size;
-}
-
 struct opening {
 	struct stream *stream;
 	struct vmloop_lane *lane;
@@ -336,7 +308,7 @@ static void open_in(struct vmloop_channel *channel, void *data)
 	struct vmloop_lane_ask ask = { .priv = opening->stream };
 	struct stream_say said;
 
-	plan_ring(channel, opening->stream->sk, &ask);
+	stream_plan_ring(channel, opening->stream->sk, vmloop_channel_follows(channel), &ask);
 	say(opening->stream, &said);
 	memcpy(ask.say, &said, sizeof(said));
 	opening->lane = vmloop_channel_lane(channel, &stream_path, &ask);
@@ -603,12 +575,13 @@ static u32 may_not_have(struct stream *stream, const struct vmloop_lane *lane,
 	u32 refused;
 
 	/* Not as of a connection's lane. */
-	if (stream->active || lane->rx.size > RING_MOST)
+	if (stream->active || lane->rx.size > STREAM_RING_MOST)
 		return REASON_UNFIT;
 	why = may_not_leave(stream);
 	refused = why == STREAM_WHY_BUSY ? REASON_BUSY : REASON_UNFIT;
 	if (why == STREAM_WHY_NONE) {
-		plan_ring(lane->channel, stream->sk, ask);
+		stream_plan_ring(lane->channel, stream->sk,
+				 vmloop_lane_features(lane) & VMLOOP_F_MOVES, ask);
 		why = why_failed(vmloop_channel_try(lane->channel, ask));
 		/* Whose share it is, is no matter of the peer's. */
 		refused = VMLOOP_REASON_ROOM;
@@ -667,5 +640,6 @@ const struct vmloop_path stream_path = {
 	.lane_down = stream_lane_down,
 	.lane_close = stream_lane_close,
 	.lane_ended = stream_lane_ended,
+	.lane_move = stream_lane_move,
 	.lane_event = stream_lane_event,
 };

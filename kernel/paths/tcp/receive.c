@@ -94,7 +94,7 @@ static bool look_out(struct stream *stream, bool work, int flags, bool ask)
 	if (ask && !work)
 		WRITE_ONCE(stream->wants_bytes, true);
 	/* What is read needs no telling; what is told of may be more. */
-	if (stream->rx_told - rx->tail > rx->size)
+	if ((s32)(stream->rx_told - rx->tail) < 0)
 		WRITE_ONCE(stream->rx_told, rx->tail);
 	news = stream_look_out(stream, work);
 	spin_unlock_bh(&stream->lane_lock);
@@ -113,7 +113,7 @@ static int get(struct stream *stream, struct msghdr *msg, size_t size, int flags
 	u32 bytes;
 
 	/* A peer that writes as fast as we read does not keep us here. */
-	size = min_t(size_t, size, lane->rx.size);
+	size = min_t(size_t, size, vmloop_ring_most(&lane->rx));
 	while (done < size && !fault) {
 		bytes = min_t(size_t, size - done, part);
 		bytes = min(vmloop_ring_bytes(&lane->rx, peeks ? done : 0, bytes,
@@ -133,6 +133,9 @@ static int get(struct stream *stream, struct msghdr *msg, size_t size, int flags
 		WRITE_ONCE(stream->got, stream->got + done);
 		stream_count(STREAM_RX_BYTES, done);
 	}
+	/* A ring that has moved, and has brought nothing yet: the peer has the old one back. */
+	if (!done && lane->rx.move != VMLOOP_RING_STAYS)
+		vmloop_ring_consume_publish(&lane->rx);
 	if (lane->rx.broken)
 		vmloop_lane_broken(lane, lane->rx.broken);
 	else if (lane->rx.head == lane->rx.tail)

@@ -20,8 +20,13 @@
 #define MEMORY_TIME	((long)HZ / 20)
 
 /* Show the peer what is in the ring. The caller has tx_ring. */
-static void show(struct vmloop_lane *lane)
+static void show(struct stream *stream)
 {
+	struct vmloop_lane *lane = stream->held;
+
+	if (lane->tx.head != lane->tx.published &&
+	    READ_ONCE(lane->tx.theirs->rx_tail) == lane->tx.published)
+		stream_ring_is_empty(stream);
 	if (vmloop_ring_publish(&lane->tx))
 		vmloop_lane_ring(lane);
 }
@@ -36,7 +41,7 @@ void stream_send_show(struct stream *stream)
 {
 	mutex_lock(&stream->tx_ring);
 	if (stream->tx == STREAM_TX_RING)
-		show(stream->held);
+		show(stream);
 	mutex_unlock(&stream->tx_ring);
 }
 
@@ -74,13 +79,16 @@ static int put(struct stream *stream, struct msghdr *msg, size_t size, bool ask)
 		vmloop_ring_add(&lane->tx, copied);
 		done += copied;
 		if (!goes_on || lane->tx.head - lane->tx.published >= part)
-			show(lane);
+			show(stream);
 	}
-	if (done < size)
-		show(lane);
-	else if (lane->tx.head != lane->tx.published &&
-		 lane->tx.head - lane->tx.published <= done)
+	if (done < size) {
+		show(stream);
+		if (!fault)
+			stream_ring_is_full(stream);
+	} else if (lane->tx.head != lane->tx.published &&
+		   lane->tx.head - lane->tx.published <= done) {
 		stream_queue(stream, 1);	/* once for each part */
+	}
 	WRITE_ONCE(stream->sent, stream->sent + done);
 	if (lane->tx.broken)
 		vmloop_lane_broken(lane, lane->tx.broken);

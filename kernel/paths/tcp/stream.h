@@ -99,6 +99,7 @@ enum stream_flag {
 	STREAM_DEAD,		/* the socket has been destroyed */
 	STREAM_CLOSED,		/* its program has closed it, and nothing stands in for that yet */
 	STREAM_SPEAK,		/* TCP is to send an acknowledgment */
+	STREAM_GROW,		/* a larger ring would help */
 };
 
 /* Why TCP carries a connection: docs/netlink/vmloop_tcp.yaml has the same numbers. */
@@ -148,6 +149,12 @@ struct stream_hello {
 
 /* By how much a receive buffer grows at most for what a peer's answer is behind. */
 #define STREAM_ROOM		(2 * (int)STREAM_OWED_MAX + (64 << 10))
+
+/* So often a ring was full and then empty when a larger one is made. */
+#define STREAM_SWINGS		1
+
+/* A ring of the peer's is no larger than this, and ours neither. */
+#define STREAM_RING_MOST	(4U << 20)
 
 /* What a lane's opener says of it: vmloop_shm_entry.path. */
 struct stream_say {
@@ -233,6 +240,10 @@ struct stream_spin {
  * @unsent_memory: bytes that it takes
  * @unsent_at: bytes of @unsent that went by TCP again, or need not
  * @more: the last bytes went to TCP with more to come
+ * @full: the ring was full, and has not been seen empty since
+ * @full_at: when it was last, in jiffies
+ * @swings: how often it was full and then empty, since it was made, or was last to grow
+ * @swings_most: after so many it is to grow
  * @tx_spin: of those who wait for room
  * @by_work: @work is inside of TCP: it may send though @tx says otherwise
  *
@@ -246,6 +257,7 @@ struct stream_spin {
  * @kept: of those, the ones that the application had not read when the ring went, and
  *	that are not TCP's yet
  * @kept_bytes: how many were kept in the life of the lane
+ * @kept_most: how many may be: twice what was once between the peer and us
  * @kept_memory: what those in @kept take, in bytes
  * @rcvbuf: the size of the receive buffer before it grew for those, and for the peer's
  *	answer
@@ -323,6 +335,10 @@ struct stream {
 	u32 unsent_memory;
 	u32 unsent_at;
 	bool more;
+	bool full;
+	unsigned long full_at;
+	unsigned int swings;
+	unsigned int swings_most;
 	struct stream_spin tx_spin;
 	bool by_work;
 
@@ -335,6 +351,7 @@ struct stream {
 	u64 got;
 	struct sk_buff_head kept;
 	u32 kept_bytes;
+	u32 kept_most;
 	long kept_memory;
 	int rcvbuf;
 	int rcvbuf_set;
@@ -383,19 +400,17 @@ static inline bool stream_is_up(const struct stream *stream)
 
 /*
  * Bytes in a lane's rings, by a look at positions that move, one of each pair the
- * peer's: hints. The lane's rings must not go meanwhile.
+ * peer's: hints. The lane's rings must not go meanwhile. With our ring counts the one before.
  */
 static inline u32 stream_untaken(const struct vmloop_lane *lane)
 {
-	return min(READ_ONCE(lane->tx.head) -
-			   READ_ONCE(lane->tx.theirs->rx_tail),
-		   lane->tx.size);
+	return min(READ_ONCE(lane->tx.head) - READ_ONCE(lane->tx.theirs->rx_tail),
+		   READ_ONCE(lane->tx.size) + READ_ONCE(lane->tx.old_size));
 }
 
-static inline u32 stream_arrived(const struct vmloop_lane *lane)
+static inline u32 stream_arrived(const struct vmloop_lane *lane, u32 size)
 {
-	return min(vmloop_ring_seen(&lane->rx) - READ_ONCE(lane->rx.tail),
-		   lane->rx.size);
+	return min(vmloop_ring_seen(&lane->rx) - READ_ONCE(lane->rx.tail), size);
 }
 
 /*
@@ -410,7 +425,9 @@ static inline u32 stream_part(u32 size)
 /* A quarter of our ring is free: so much a sender waits for. */
 static inline bool stream_has_room(const struct vmloop_lane *lane)
 {
-	return stream_untaken(lane) <= lane->tx.size - lane->tx.size / 4;
+	u32 size = READ_ONCE(lane->tx.size);
+
+	return stream_untaken(lane) <= size - size / 4;
 }
 
 /*
@@ -419,7 +436,7 @@ static inline bool stream_has_room(const struct vmloop_lane *lane)
  */
 static inline bool stream_has_little_room(const struct vmloop_lane *lane)
 {
-	u32 size = lane->tx.size;
+	u32 size = READ_ONCE(lane->tx.size);
 
 	return stream_untaken(lane) <= size - max(size / 16, min(size / 4, 4096U));
 }
@@ -455,6 +472,7 @@ extern struct workqueue_struct *stream_workqueue;
 extern unsigned int stream_after_bytes;
 extern unsigned int stream_after_turns;
 extern unsigned int stream_ring_size;
+extern unsigned int stream_first_ring;
 extern int stream_spin_us;
 extern unsigned int stream_keep_alive;
 extern unsigned long stream_unsent_max;
@@ -464,6 +482,14 @@ extern unsigned int stream_left_out_count;
 
 /* owner.c */
 void stream_owners(const struct sock *sk, struct vmloop_owner *owners);
+
+/* ring.c */
+void stream_plan_ring(struct vmloop_channel *channel, const struct sock *sk, bool follows,
+		      struct vmloop_lane_ask *ask);
+void stream_ring_is_full(struct stream *stream);
+void stream_ring_is_empty(struct stream *stream);
+void stream_grow(struct stream *stream);
+int stream_lane_move(struct vmloop_lane *lane, void *data, u32 size, u64 offset);
 
 /* rules.c */
 struct genl_family;

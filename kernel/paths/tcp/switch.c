@@ -217,7 +217,8 @@ void stream_keep(struct stream *stream)
 		return;
 	size = lane->rx.head - lane->rx.tail;
 	/* A peer that goes on and on is not kept for. */
-	if (stream->kept_bytes + size > 2 * lane->rx.size)
+	stream->kept_most = max(stream->kept_most, 2 * vmloop_ring_most(&lane->rx));
+	if (stream->kept_bytes + size > stream->kept_most)
 		return;
 	for (at = 0; at < size; at += skb->len) {
 		if (atomic_long_read(&kept_memory) >= KEPT_MAX)
@@ -869,6 +870,8 @@ void stream_work(struct work_struct *work)
 				vmloop_lane_shut(stream->held, VMLOOP_REASON_NONE);
 			go_over(stream);
 			stream_send_show(stream);
+			if (test_and_clear_bit(STREAM_GROW, &stream->flags))
+				stream_grow(stream);
 			if (is_silent(stream))
 				stream->spoilt = true;
 			if (stream->spoilt)
