@@ -249,7 +249,7 @@ static struct vmloop_lane *lane_make(struct vmloop_channel *channel, u32 number,
 	return lane;
 }
 
-/* What its path knows; and rings follow one that moves by themselves, where that may be. */
+/* The path's features. Where a path moves its rings, the lane follows the peer's moves, too. */
 static u64 offers(const struct vmloop_lane *lane)
 {
 	return lane->path->features | (lane->path->lane_move ? VMLOOP_F_MOVES : 0);

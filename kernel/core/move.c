@@ -3,8 +3,8 @@
  * move.c - a lane goes on in another ring of ours, larger or smaller: docs/protocol.md,
  * section 9.
  *
- * The ring before stays until the peer has read it. Nobody is told of that: its memory is
- * taken back when memory is asked for.
+ * The ring before stays until the peer has read it. No doorbell says when that is: the memory
+ * is taken back when a path next asks for memory.
  *
  * Context: core mutex held.
  */
@@ -12,13 +12,13 @@
 
 #include "core.h"
 
-/* Whether there is a ring before, whose memory is the lane's yet. */
+/* Whether the lane still has the memory of the ring before. */
 static bool has_before(const struct vmloop_lane *lane)
 {
 	return lane->room != lane->tx.size;
 }
 
-/* The ring before, if the peer needs it no more. */
+/* Takes the memory of the ring before back, if the peer has let go of it. */
 static void take_back(struct vmloop_channel *channel, struct vmloop_lane *lane)
 {
 	if (!has_before(lane) || !vmloop_ring_has_moved(&lane->tx))

@@ -150,7 +150,7 @@ struct stream_hello {
 /* By how much a receive buffer grows at most for what a peer's answer is behind. */
 #define STREAM_ROOM		(2 * (int)STREAM_OWED_MAX + (64 << 10))
 
-/* So often a ring was full and then empty when a larger one is made. */
+/* A larger ring is made after the ring was so often full, and empty a moment later. */
 #define STREAM_SWINGS		1
 
 /* A ring of the peer's is no larger than this, and ours neither. */
@@ -257,7 +257,7 @@ struct stream_spin {
  * @kept: of those, the ones that the application had not read when the ring went, and
  *	that are not TCP's yet
  * @kept_bytes: how many were kept in the life of the lane
- * @kept_most: how many may be: twice what was once between the peer and us
+ * @kept_most: how many may be kept: twice what the lane's rings could hold at once
  * @kept_memory: what those in @kept take, in bytes
  * @rcvbuf: the size of the receive buffer before it grew for those, and for the peer's
  *	answer
@@ -400,7 +400,7 @@ static inline bool stream_is_up(const struct stream *stream)
 
 /*
  * Bytes in a lane's rings, by a look at positions that move, one of each pair the
- * peer's: hints. The lane's rings must not go meanwhile. With our ring counts the one before.
+ * peer's: hints. The lane's rings must not go meanwhile. Our ring before the last move counts, too.
  */
 static inline u32 stream_untaken(const struct vmloop_lane *lane)
 {
