@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--load-seconds",
         type=float,
-        default=30.0,
+        default=15.0,
         metavar="S",
         help="keep the load of test_load.py up for so long  [%(default)g]",
     )

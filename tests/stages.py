@@ -18,6 +18,10 @@ KERNEL_MEMORY = {"debug": (8192, 2304), "kcsan": (8192, 2304)}
 HOST_MEMORY = 6144
 GUEST_MEMORY = 1536
 """MiB; files of 1 GiB are kept in guests' memory."""
+SOLO_MEMORY = 6144
+"""MiB of a machine by itself with one of these kernels."""
+SOLO_CPUS = 3
+"""As many as an emulated KVM host has, on which such tests run otherwise."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,9 @@ MAIN = (
 ON_CPUS = ("test_transitions.py", "test_hostile.py", "test_traffic.py")
 """Where the number of CPUs shows most."""
 
+ON_LOOPBACK = ("test_lanes.py", "test_spread.py", "test_stream.py", "test_threads.py")
+"""Of tests with the mark `loopback`: what several CPUs do there at the same time."""
+
 ALL = (
     *MAIN,
     Stage("6.1-pv", "two CPUs in each guest of a Xen host", ON_CPUS),
@@ -50,7 +57,7 @@ ALL = (
     Stage("6.12-q35-4cpu", "the same on Debian 12's newer kernel", ON_CPUS),
     Stage("newest-q35-4cpu", "the same on the newest kernel", ON_CPUS),
     Stage("debug-pc", "KASAN, lockdep and kmemleak"),
-    Stage("kcsan-pc", "races between what several CPUs do to the same word", ON_CPUS),
+    Stage("kcsan-pc", "races between what several CPUs do to the same word", (*ON_CPUS, *ON_LOOPBACK)),
 )
 """What `make test-all` boots, in this order."""
 
@@ -83,9 +90,17 @@ def kind(name: str) -> str:
     raise ValueError(f"no stage {name!r}: no host has machines {machine!r}")
 
 
-def options(name: str) -> dict[str, Any]:
-    """What Lab.up() is told for a stage."""
+def is_of_loopback(name: str) -> bool:
+    """Whether a stage's kernel is one that we build, for what it checks: tests of one machine run in such a one."""
+    return parts(name)[0] in KERNEL_MEMORY
+
+
+def options(name: str, loopback: bool = False) -> dict[str, Any]:
+    """What Lab.up() is told for a stage; for tests whose two ends are in one machine, `loopback`."""
     kernel, machine, cpus = parts(name)
+    if loopback and is_of_loopback(name):
+        # Its host has no such kernel, and the machine of those tests is the host elsewhere.
+        return {"kind": "solo", "kernel": kernel, "cpus": cpus or SOLO_CPUS, "memory": SOLO_MEMORY}
     found: dict[str, Any] = {"guests": 3, "kernel": kernel, "machine": machine}
     if cpus:
         found["guest_cpus"] = cpus

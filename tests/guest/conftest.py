@@ -24,6 +24,9 @@ from tests.guest.net import STALLS, Net, build_tools
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_stage: does not depend on guests' kernels, runs on the first stage only")
+    config.addinivalue_line(
+        "markers", "loopback: both ends in one machine; on the first stage, and in one with each kernel that we build"
+    )
     config.addinivalue_line("markers", "kvm_only: uses what only a QEMU has: its devices, QMP")
     config.addinivalue_line("markers", "xen_only: uses what only Xen has: grants, XenStore")
 
@@ -36,7 +39,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 names = [name for name in names if stages.kind(name) == kind]
         if metafunc.definition.get_closest_marker("one_stage"):
             names = names[:1]
-        marked = [pytest.param(name, id=name, marks=pytest.mark.lab(**stages.options(name))) for name in names]
+        loopback = metafunc.definition.get_closest_marker("loopback") is not None
+        if loopback:
+            names = names[:1] + [name for name in names[1:] if stages.is_of_loopback(name)]
+        marked = [
+            pytest.param(name, id=name, marks=pytest.mark.lab(**stages.options(name, loopback))) for name in names
+        ]
         metafunc.parametrize("stage", marked)
 
 

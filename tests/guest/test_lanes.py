@@ -16,8 +16,9 @@ from vmlab import Lab
 from tests.guest.net import DROPS, TOOLS, until
 from tests.guest.pair import Pair, standing
 from tests.guest.veth import IP, inside
+from tests.stages import is_of_loopback
 
-pytestmark = [pytest.mark.one_stage, pytest.mark.kvm_only]
+pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
 
 PEER = 2
 """Identity of loopback0, as its other end sees it."""
@@ -84,9 +85,16 @@ def test_lanes_beside_packets(stage: str, lanes: Lanes, kind: str) -> None:
     assert not any(after["stats"][name] for name in DROPS), after
 
 
+def skip_where_memory_is_kept(stage: str) -> None:
+    """KASAN keeps what was freed for a while, so that its use is seen."""
+    if is_of_loopback(stage):
+        pytest.skip("the kernel keeps memory that was freed")
+
+
 @pytest.mark.main("a lane that ended left something behind")
 def test_memory_is_flat(stage: str, lanes: Lanes) -> None:
     """What a lane takes is given back when it has ended, however often."""
+    skip_where_memory_is_kept(stage)
     lanes.toy("churn", PEER, "bytes", RING, 1000, 8)
     before = lanes.memory()
     lanes.toy("churn", PEER, "bytes", RING, 10000, 8, timeout=600)

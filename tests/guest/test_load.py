@@ -15,7 +15,7 @@ import pytest
 from tests.guest.net import until
 
 PAUSE = 10.0
-"""Seconds from one change of an interface to the next."""
+"""Seconds from one change of an interface to the next, at most: each guest has its turn."""
 
 LOOK = 1.0
 """Seconds from one look at the channel to the next."""
@@ -50,7 +50,8 @@ def test_no_channel_breaks(net, g1, g2, request):
         pings = [flood(stack, *pair) for pair in 2 * [(g1, g2), (g2, g1)]]
         guests = itertools.cycle((g1, g2))
         end = time.monotonic() + seconds
-        change = time.monotonic() + min(PAUSE, seconds / 2)
+        pause = min(PAUSE, seconds / 3)
+        change = time.monotonic() + pause
         while (now := time.monotonic()) < end:
             time.sleep(LOOK)  # the pace of looking, not a wait for anything
             for one in transfers:
@@ -61,7 +62,7 @@ def test_no_channel_breaks(net, g1, g2, request):
                 assert (one.state, one.tag) in (("up", was.tag), ("stalled", was.tag)), f"{one} after {was}"
             if now >= change:
                 next(guests).run(DOWN_AND_UP)
-                change = now + PAUSE
+                change = now + pause
         for one in transfers:
             one.wait_bytes(1)
             one.finish()

@@ -19,7 +19,7 @@ from tests.guest.net import DROPS, TOOLS, Transfer, until
 from tests.guest.pair import Pair, standing
 from tests.guest.veth import IP, MAC, inside
 
-pytestmark = [pytest.mark.one_stage, pytest.mark.kvm_only]
+pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
 
 RING = 1 << 24
 """Of each way; room for more lanes than the machine has CPUs."""

@@ -18,7 +18,7 @@ from tests.guest.net import DROPS, TOOLS, Transfer, until
 from tests.guest.pair import Pair, standing
 from tests.guest.veth import IP, inside
 
-pytestmark = [pytest.mark.one_stage, pytest.mark.kvm_only]
+pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
 
 
 @pytest.fixture
