@@ -26,6 +26,7 @@
 #define VMLOOP_LANE_STREAM	2	/* the byte stream of a TCP connection */
 #define VMLOOP_LANE_TOY_RECORDS	6	/* the path of the tests: an echo of records */
 #define VMLOOP_LANE_TOY_BYTES	7	/* the same of bytes */
+#define VMLOOP_LANE_WINDOW	15	/* carries nothing: it is as long as its window */
 
 /*
  * vmloop_shm_entry.life: generation << VMLOOP_LIFE_BITS | step. It only moves
@@ -45,6 +46,7 @@
 #define VMLOOP_REASON_POLICY	2	/* the host's policy has none for the pair */
 #define VMLOOP_REASON_ROOM	3	/* no room for a ring, or for another lane */
 #define VMLOOP_REASON_RING	4	/* the ring cannot be that one */
+#define VMLOOP_REASON_WINDOW	5	/* the window cannot be that one */
 #define VMLOOP_REASON_PATH	256
 
 /**
@@ -85,6 +87,42 @@ struct vmloop_shm_entry {
 struct vmloop_packet_lane {
 	__u32 lanes;
 	__u32 slot;
+};
+
+/* Windows that each side of a channel has at most. */
+#define VMLOOP_WINDOWS_MAX	4
+/* Bytes of a window, at most; it is whole pages of VMLOOP_SHM_PAGE. */
+#define VMLOOP_WINDOW_SIZE_MAX	(64 << 20)
+
+/**
+ * struct vmloop_window_lane - the path's bytes of a lane that stands for a window
+ * @number: of the window, no other one's of the side that owns it; modulo VMLOOP_WINDOWS_MAX
+ *	not that of another one that there is yet
+ * @kind: VMLOOP_LANE_* of the lanes whose records refer to it
+ * @size: bytes
+ * @handle: where it is: the transport's
+ * @path: the path's that refers to it
+ *
+ * The side that owns the window opens the lane. The other one's bytes are zero.
+ */
+struct vmloop_window_lane {
+	__u32 number;
+	__u32 kind;
+	__u64 size;
+	__u64 handle;
+	__u8 path[40];
+};
+
+/**
+ * struct vmloop_shm_reference - bytes in a window of the side that says it
+ * @window: number of the window
+ * @size: bytes
+ * @offset: from the window's start, in bytes
+ */
+struct vmloop_shm_reference {
+	__u32 window;
+	__u32 size;
+	__u64 offset;
 };
 
 /* A word of news has a bit for each of so many lanes, or words. */

@@ -43,7 +43,7 @@ MAIN = (
 ON_CPUS = ("test_transitions.py", "test_hostile.py", "test_traffic.py")
 """Where the number of CPUs shows most."""
 
-ON_LOOPBACK = ("test_lanes.py", "test_spread.py", "test_stream.py", "test_threads.py")
+ON_LOOPBACK = ("test_lanes.py", "test_spread.py", "test_stream.py", "test_threads.py", "test_windows.py")
 """Of tests with the mark `loopback`: what several CPUs do there at the same time."""
 
 ALL = (

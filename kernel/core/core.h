@@ -44,6 +44,10 @@
  */
 #define VMLOOP_ACCEPTS_MAX	(2UL * VMLOOP_PEER_LANES)
 
+/* The same of windows, and how many more it gets each second. */
+#define VMLOOP_WINDOW_ACCEPTS_MAX	(8UL * VMLOOP_WINDOWS_MAX)
+#define VMLOOP_WINDOWS_A_SECOND		8UL
+
 /* How long a channel that begins waits for those that the peer has yet to open. */
 #define VMLOOP_SLOTS_TIME	HZ
 
@@ -142,6 +146,16 @@ struct vmloop_bell {
 } ____cacheline_aligned_in_smp;
 
 /**
+ * struct vmloop_accepts - what the peer may have us do
+ * @left: how often, at once
+ * @at: when that last grew, in jiffies
+ */
+struct vmloop_accepts {
+	unsigned long left;
+	unsigned long at;
+};
+
+/**
  * struct vmloop_channel - the link to one peer
  * @peer: whom it leads to; holds a reference
  * @link: its memory and doorbells
@@ -163,7 +177,7 @@ struct vmloop_bell {
  * @rung: when it was last rung for the life of a lane, in jiffies
  * @slots_until: how long to wait for slots of the peer's after it was met, in jiffies
  * @accepts: lanes that the peer may open at once, of paths whose lanes have slots
- * @accept_at: when @accepts last grew, in jiffies
+ * @window_accepts: the same of windows
  * @want_delay: how long to wait before a lane is asked for again, in jiffies
  * @want_at: when it is, in jiffies
  * @look: with version 2: a bit for each lane whose other side has moved; atomic
@@ -174,6 +188,9 @@ struct vmloop_bell {
  * @news_tx: with version 2: what we tell by them
  * @bell_ns: what ringing the peer's first doorbell costs, a moving average in ns; single word
  * @bells: our doorbells from number 1 on
+ * @windows: the peer's, and ours, by the remainders of their numbers
+ * @windows_up: those that are found; under RCU
+ * @window_count: how many of ours there have been
  *
  * Under the core mutex, but for the single words and what has a lock here.
  */
@@ -197,8 +214,8 @@ struct vmloop_channel {
 	u32 used;
 	unsigned long rung;
 	unsigned long slots_until;
-	unsigned long accepts;
-	unsigned long accept_at;
+	struct vmloop_accepts accepts;
+	struct vmloop_accepts window_accepts;
 	unsigned long want_delay;
 	unsigned long want_at;
 	unsigned long *look;
@@ -209,7 +226,17 @@ struct vmloop_channel {
 	struct vmloop_news_tx news_tx;
 	u32 bell_ns;
 	struct vmloop_bell bells[VMLOOP_BELLS - 1];
+	struct vmloop_window *windows[2][VMLOOP_WINDOWS_MAX];
+	struct vmloop_window __rcu *windows_up[2][VMLOOP_WINDOWS_MAX];
+	u32 window_count;
 };
+
+/* Whether the host's policy has lanes of a path for the two. Context: core mutex held. */
+static inline bool vmloop_policy_has(const struct vmloop_channel *channel,
+				     const struct vmloop_path *path)
+{
+	return !(channel->peer->without & BIT(path->kind));
+}
 
 /* directory.c */
 extern struct list_head vmloop_peers;
@@ -281,6 +308,7 @@ int vmloop_lane_only_up(struct vmloop_channel *channel);
 void vmloop_lanes_take_back(struct vmloop_channel *channel);
 void vmloop_lane_leave_room(struct vmloop_lane *lane);
 void vmloop_lane_give_room(struct vmloop_lane *lane);
+void vmloop_lane_shut_locked(struct vmloop_lane *lane, u32 reason);
 bool vmloop_lanes_have(const struct vmloop_channel *channel,
 		       const struct vmloop_path *path);
 void vmloop_lanes_path_shut(struct vmloop_channel *channel,
@@ -296,6 +324,11 @@ void vmloop_lanes_down(struct vmloop_channel *channel);
 bool vmloop_lanes_are_drained(struct vmloop_channel *channel);
 void vmloop_lanes_close(struct vmloop_channel *channel);
 void vmloop_lanes_end(struct vmloop_channel *channel);
+
+/* window.c */
+extern const struct vmloop_path vmloop_windows;
+const struct vmloop_path *vmloop_window_path(const struct vmloop_lane *lane);
+void vmloop_window_forget(const struct vmloop_lane *lane);
 
 /* bell.c */
 void vmloop_bells_init(struct vmloop_channel *channel);

@@ -373,13 +373,6 @@ struct vmloop_lane *vmloop_channel_slot(const struct vmloop_channel *channel,
 }
 EXPORT_SYMBOL_GPL(vmloop_channel_slot);
 
-/* Whether the host's policy has lanes of a path for the two. */
-static bool policy_has(const struct vmloop_channel *channel,
-		       const struct vmloop_path *path)
-{
-	return !(channel->peer->without & BIT(path->kind));
-}
-
 /**
  * vmloop_channel_lane() - open a lane
  * @channel: a channel that begins or is up; core mutex held
@@ -413,7 +406,7 @@ struct vmloop_lane *vmloop_channel_lane(struct vmloop_channel *channel,
 		return ERR_PTR(-ENOTCONN);
 	if (vmloop_path_find(path->kind) != path)
 		return ERR_PTR(-ENODEV);
-	if (!policy_has(channel, path))
+	if (!vmloop_policy_has(channel, path))
 		return ERR_PTR(-EACCES);
 	if (ask->slot >= VMLOOP_PEER_LANES)
 		return ERR_PTR(-EINVAL);
@@ -467,22 +460,30 @@ static bool is_taken(const struct vmloop_channel *channel,
 }
 
 /*
- * Whether the peer opens lanes that have slots too often: one after the other costs
- * us much, so it gets some at once, and then one a second.
+ * Whether the peer opens lanes too often that cost us much: one after the other. It gets
+ * some at once, and then so many a second.
  */
-static bool is_one_too_many(struct vmloop_channel *channel)
+static bool is_one_too_many(struct vmloop_accepts *accepts, unsigned long a_second,
+			    unsigned long most)
 {
-	unsigned long seconds = (jiffies - channel->accept_at) / HZ;
+	unsigned long seconds = (jiffies - accepts->at) / HZ;
 
 	if (seconds) {
-		channel->accepts = min(channel->accepts + seconds,
-				       VMLOOP_ACCEPTS_MAX);
-		channel->accept_at = jiffies;
+		accepts->left = min(accepts->left + seconds * a_second, most);
+		accepts->at = jiffies;
 	}
-	if (!channel->accepts)
+	if (!accepts->left)
 		return true;
-	channel->accepts--;
+	accepts->left--;
 	return false;
+}
+
+static bool costs_too_much(struct vmloop_channel *channel, const struct vmloop_path *path)
+{
+	if (path == &vmloop_windows)
+		return is_one_too_many(&channel->window_accepts, VMLOOP_WINDOWS_A_SECOND,
+				       VMLOOP_WINDOW_ACCEPTS_MAX);
+	return path->by_peer && is_one_too_many(&channel->accepts, 1, VMLOOP_ACCEPTS_MAX);
 }
 
 /* The peer has opened a lane: accept it. Returns VMLOOP_REASON_*. */
@@ -498,9 +499,9 @@ static u32 lane_accept(struct vmloop_channel *channel, u32 number)
 	path = vmloop_path_find(READ_ONCE(theirs->lane.kind));
 	if (!path)
 		return VMLOOP_REASON_KIND;
-	if (!policy_has(channel, path))
+	if (!vmloop_policy_has(channel, path))
 		return VMLOOP_REASON_POLICY;
-	if (path->by_peer && is_one_too_many(channel))
+	if (costs_too_much(channel, path))
 		return VMLOOP_REASON_ROOM;
 	lane = lane_make(channel, number, path);
 	if (!lane)
@@ -626,6 +627,19 @@ static void lane_shut(struct vmloop_lane *lane, u32 reason)
 }
 
 /**
+ * vmloop_lane_shut_locked() - close a lane, as vmloop_lane_shut() does
+ * @lane: a lane of a channel that is not ending
+ * @reason: VMLOOP_REASON_*
+ *
+ * Context: core mutex held, may sleep.
+ */
+void vmloop_lane_shut_locked(struct vmloop_lane *lane, u32 reason)
+{
+	lockdep_assert_held(&vmloop_mutex);
+	lane_shut(lane, reason);
+}
+
+/**
  * vmloop_lane_shut() - close a lane
  * @lane: a lane that the path holds by vmloop_lane_get(), or that cannot end now;
  *	one that has ended already is left as it is
@@ -647,11 +661,18 @@ void vmloop_lane_shut(struct vmloop_lane *lane, u32 reason)
 }
 EXPORT_SYMBOL_GPL(vmloop_lane_shut);
 
-/* Whether both sides have consumed what there is. */
-static bool both_have_read(struct vmloop_lane *lane)
+static bool is_busy(const struct vmloop_lane *lane)
+{
+	return lane->path->lane_busy && lane->path->lane_busy(lane);
+}
+
+/* Whether both sides have consumed what there is, and our path needs the lane no longer. */
+static bool is_done_with(struct vmloop_lane *lane)
 {
 	bool drained;
 
+	if (is_busy(lane))
+		return false;
 	spin_lock_bh(&lane->tx_lock);
 	drained = vmloop_ring_drained(&lane->tx);
 	spin_unlock_bh(&lane->tx_lock);
@@ -664,12 +685,15 @@ static bool is_drained(struct vmloop_lane *lane)
 {
 	const struct vmloop_life *life = &slot_of(lane)->life;
 
-	if (vmloop_life_is_final(life) ||
-	    time_after_eq(jiffies, lane->deadline))
+	if (time_after_eq(jiffies, lane->deadline))
+		return true;
+	if (is_busy(lane))
+		return false;
+	if (vmloop_life_is_final(life))
 		return true;
 	/* The peer must have stopped, or there may be more to consume. */
 	return vmloop_life_step(life->theirs) == VMLOOP_LIFE_CLOSING &&
-	       both_have_read(lane);
+	       is_done_with(lane);
 }
 
 /* Looking ---------------------------------------------------------------- */
@@ -766,6 +790,11 @@ static void look_at_waiting(struct vmloop_channel *channel)
 		vmloop_link_look_in(channel->link, soonest);
 }
 
+static bool is_window(const struct vmloop_lane *lane)
+{
+	return lane && lane->path == &vmloop_windows;
+}
+
 /**
  * vmloop_lanes_look() - act upon what the peer has done to lanes
  * @channel: a channel whose peer is READY, or has been
@@ -778,6 +807,7 @@ void vmloop_lanes_look(struct vmloop_channel *channel)
 {
 	unsigned int budget = LOOK_BUDGET;
 	struct vmloop_lane *lane;
+	bool was_window;
 	u32 number;
 
 	lockdep_assert_held(&vmloop_mutex);
@@ -794,12 +824,16 @@ void vmloop_lanes_look(struct vmloop_channel *channel)
 		if (!see(channel, number))
 			return;
 		lane = channel->slots[number].lane;
+		was_window = is_window(lane);
 		if (lane)
 			lane_look(lane);
 		else
 			look_free(channel, number);
 		if (READ_ONCE(channel->broken))
 			return;
+		/* One that was mapped, or unmapped, has taken as long as many others. */
+		if (was_window || is_window(channel->slots[number].lane))
+			budget = 0;
 	}
 	look_at_waiting(channel);
 }
@@ -886,7 +920,7 @@ bool vmloop_lanes_answered(const struct vmloop_channel *channel)
 	const struct vmloop_lane *lane;
 
 	list_for_each_entry(lane, &channel->lanes, list)
-		if (lane->phase == VMLOOP_LANE_OPENING)
+		if (lane->phase == VMLOOP_LANE_OPENING && lane->path != &vmloop_windows)
 			return false;
 	if (!path || !path->by_peer ||
 	    !vmloop_channel_slot(channel, path, 0) ||
@@ -936,7 +970,7 @@ bool vmloop_lanes_are_drained(struct vmloop_channel *channel)
 	struct vmloop_lane *lane;
 
 	list_for_each_entry(lane, &channel->lanes, list)
-		if (lane->phase == VMLOOP_LANE_CLOSING && !both_have_read(lane))
+		if (lane->phase == VMLOOP_LANE_CLOSING && !is_done_with(lane))
 			return false;
 	return true;
 }
@@ -951,6 +985,10 @@ void vmloop_lanes_close(struct vmloop_channel *channel)
 {
 	struct vmloop_lane *lane;
 
+	/* Windows last: others refer to them. */
+	list_for_each_entry(lane, &channel->lanes, list)
+		if (lane->phase != VMLOOP_LANE_CLOSED && lane->path != &vmloop_windows)
+			lane_close(lane);
 	list_for_each_entry(lane, &channel->lanes, list)
 		if (lane->phase != VMLOOP_LANE_CLOSED)
 			lane_close(lane);
@@ -1037,7 +1075,7 @@ bool vmloop_lanes_have(const struct vmloop_channel *channel,
 }
 
 /**
- * vmloop_lanes_are_used() - whether a channel has lanes that are not of packets
+ * vmloop_lanes_are_used() - whether a channel has lanes that are not of packets, nor windows
  * @channel: the channel
  *
  * Their traffic is not counted, so as long as there are any the channel is in use.
@@ -1050,6 +1088,7 @@ bool vmloop_lanes_are_used(const struct vmloop_channel *channel)
 
 	list_for_each_entry(lane, &channel->lanes, list)
 		if (lane->path && !lane->path->by_peer &&
+		    lane->path != &vmloop_windows &&
 		    lane->phase != VMLOOP_LANE_CLOSED)
 			return true;
 	return false;
@@ -1068,8 +1107,17 @@ void vmloop_lanes_path_shut(struct vmloop_channel *channel,
 	struct vmloop_lane *lane;
 
 	list_for_each_entry(lane, &channel->lanes, list)
-		if (lane->path == path)
+		if (lane->path == path || vmloop_window_path(lane) == path)
 			lane_shut(lane, VMLOOP_REASON_KIND);
+}
+
+/* The same of whose lanes refer to the window that a lane stands for, if it does. */
+static bool policy_has_window(const struct vmloop_channel *channel,
+			      const struct vmloop_lane *lane)
+{
+	const struct vmloop_path *path = vmloop_window_path(lane);
+
+	return !path || vmloop_policy_has(channel, path);
 }
 
 /**
@@ -1085,8 +1133,22 @@ void vmloop_lanes_policy(struct vmloop_channel *channel)
 	if (!channel->slots || channel->state == VMLOOP_CHANNEL_CLOSING)
 		return;
 	list_for_each_entry(lane, &channel->lanes, list)
-		if (lane->path && !policy_has(channel, lane->path))
+		if (lane->path && (!vmloop_policy_has(channel, lane->path) ||
+				   !policy_has_window(channel, lane)))
 			lane_shut(lane, VMLOOP_REASON_POLICY);
+}
+
+/* Wait until a lane that was shut is closed. */
+static void lane_await_close(struct vmloop_lane *lane)
+{
+	struct vmloop_channel *channel = lane->channel;
+
+	if (lane->phase == VMLOOP_LANE_CLOSED)
+		return;
+	while (see(channel, lane->number) && !is_drained(lane))
+		usleep_range(2000, 4000);
+	lane_close(lane);
+	go(channel, lane->number, VMLOOP_LIFE_CLOSED, lane->reason);
 }
 
 /**
@@ -1107,14 +1169,16 @@ void vmloop_lanes_path_gone(struct vmloop_channel *channel,
 	list_for_each_entry(lane, &channel->lanes, list) {
 		if (lane->path != path)
 			continue;
-		if (lane->phase != VMLOOP_LANE_CLOSED) {
-			while (see(channel, lane->number) && !is_drained(lane))
-				usleep_range(2000, 4000);
-			lane_close(lane);
-			go(channel, lane->number, VMLOOP_LIFE_CLOSED,
-			   lane->reason);
-		}
+		lane_await_close(lane);
 		tell_end(lane, VMLOOP_REASON_NONE);
+		set_bit(lane->number, channel->look);
+	}
+	/* Behind those that refer to them. A window itself goes when the peer lets go of it. */
+	list_for_each_entry(lane, &channel->lanes, list) {
+		if (vmloop_window_path(lane) != path)
+			continue;
+		lane_await_close(lane);
+		vmloop_window_forget(lane);
 		set_bit(lane->number, channel->look);
 	}
 	vmloop_link_look(channel->link);

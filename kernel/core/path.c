@@ -14,7 +14,7 @@
 
 #include "core.h"
 
-#define PATHS_MAX	8	/* one for each kind, so far */
+#define PATHS_MAX	VMLOOP_LANE_WINDOW	/* one for each kind that is not the core's own */
 
 static const struct vmloop_path *paths[PATHS_MAX];
 static DEFINE_MUTEX(path_mutex);
@@ -31,6 +31,8 @@ static unsigned long late;	/* kinds that came since they were told; the same */
 const struct vmloop_path *vmloop_path_find(u32 kind)
 {
 	lockdep_assert_held(&vmloop_mutex);
+	if (kind == VMLOOP_LANE_WINDOW)
+		return &vmloop_windows;
 	return kind < PATHS_MAX ? paths[kind] : NULL;
 }
 

@@ -59,7 +59,9 @@ int vmloop_table_make(struct vmloop_channel *channel)
 	/* Until the peer has said how many it uses: it has these for certain. */
 	channel->used = 2;
 	channel->rung = jiffies;
-	channel->accepts = VMLOOP_ACCEPTS_MAX;
-	channel->accept_at = jiffies;
+	channel->accepts.left = VMLOOP_ACCEPTS_MAX;
+	channel->accepts.at = jiffies;
+	channel->window_accepts.left = VMLOOP_WINDOW_ACCEPTS_MAX;
+	channel->window_accepts.at = jiffies;
 	return 0;
 }

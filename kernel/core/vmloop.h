@@ -58,6 +58,7 @@
 struct vmloop_channel;
 struct vmloop_lane;
 struct vmloop_link;
+struct vmloop_window;
 struct vmloop_peer;
 struct vmloop_transport;
 
@@ -359,6 +360,24 @@ struct vmloop_lane_ask {
  * @lane_move: optional: its rings may move, those of peers too. Call vmloop_ring_move()
  *	for the lane's ring with these, where no producer is, or return a negative errno; tell
  *	whoever waits for room. From vmloop_lane_move(); core mutex held, may sleep.
+ * @lane_busy: optional, between @lane_down and @lane_close: draining goes on while this
+ *	is true, for VMLOOP_DRAIN_TIME at most. Core mutex held.
+ * @window_wanted: optional. The peer has a window for lanes of @kind: @size bytes, and
+ *	what its path says of it, VMLOOP_WINDOW_BYTES that are untrusted. Returns
+ *	VMLOOP_REASON_NONE to have it, or why not. Core mutex held, may sleep. Without
+ *	it the peer's windows are refused.
+ * @window_up: mandatory for paths that have windows, as are the next three. Both sides
+ *	have the window. When this has returned references to one of ours may go out, and
+ *	those to the peer's may come. Core mutex held, may sleep.
+ * @window_down: after @window_up. Give out no more references to it; those that the peer
+ *	has given out are still followed. Core mutex held, may sleep.
+ * @window_close: after @window_up: when nothing uses the window any more, as
+ *	vmloop_window_use() counts, or after VMLOOP_DRAIN_TIME, or at once if the channel ends
+ *	without its peer. It is not found any more. Wait for, or take back, what uses it yet:
+ *	after return nothing of the path touches its memory. Core mutex held, may sleep.
+ * @window_ended: last call for a window, also of one that never came up: @reason is why
+ *	the peer refused or closed it, VMLOOP_REASON_* or any other number. Core mutex held, may
+ *	sleep.
  * @lane_event: mandatory. The peer rang: look at both directions. Any
  *	context, also hard interrupt, under a lock that vmloop_lane_ring() of the
  *	other end may want: schedule, and do not ring; between @lane_open and the
@@ -385,6 +404,12 @@ struct vmloop_path {
 	void (*lane_close)(struct vmloop_lane *lane);
 	void (*lane_ended)(struct vmloop_lane *lane, u32 reason);
 	int (*lane_move)(struct vmloop_lane *lane, void *data, u32 size, u64 offset);
+	bool (*lane_busy)(const struct vmloop_lane *lane);
+	u32 (*window_wanted)(struct vmloop_peer *peer, u64 size, const u8 *said);
+	void (*window_up)(struct vmloop_window *window);
+	void (*window_down)(struct vmloop_window *window);
+	void (*window_close)(struct vmloop_window *window);
+	void (*window_ended)(struct vmloop_window *window, u32 reason);
 	void (*lane_event)(struct vmloop_lane *lane);
 	void (*directory_changed)(void);
 };
@@ -577,6 +602,103 @@ static inline bool vmloop_dev_is_hardware(const struct net_device *dev)
 	return dev->dev.parent && dev->dev.parent->bus;
 }
 
+/* Windows ---------------------------------------------------------------- */
+
+#define VMLOOP_WINDOW_BYTES	sizeof_field(struct vmloop_window_lane, path)
+
+/**
+ * struct vmloop_window_memory - a window's memory, as a transport has it
+ * @base: its first byte, NULL where it has no address
+ * @pages: its pages of PAGE_SIZE, in order, for fragments of skbs and for bios; NULL
+ *	where it has none
+ * @handle: where the peer's transport finds it; the transport's own
+ * @priv: the transport's own
+ */
+struct vmloop_window_memory {
+	void *base;
+	struct page **pages;
+	u64 handle;
+	void *priv;
+};
+
+/**
+ * struct vmloop_window - memory beside a channel's region, for references
+ * @channel: whose; not to be used after the path's window_close
+ * @path: whose lanes refer to it
+ * @priv: the path's own
+ * @number: no other one's of its owner in this channel
+ * @ours: this side owns it, and writes it; else it can only be read
+ * @size: bytes
+ * @memory: where it is, from window_up to window_close
+ * @said: what the peer's path said of it, of a window of the peer's: untrusted
+ * @lane: the core's: the lane that stands for it
+ * @up: the core's: window_up was called, and window_close was not
+ * @uses: the core's: who uses it, and one while it is found
+ * @refs: the core's: one for the core, others by vmloop_window_get()
+ * @rcu: the core's
+ */
+struct vmloop_window {
+	struct vmloop_channel *channel;
+	const struct vmloop_path *path;
+	void *priv;
+	u32 number;
+	bool ours;
+	u64 size;
+	struct vmloop_window_memory memory;
+	u8 said[VMLOOP_WINDOW_BYTES];
+
+	struct vmloop_lane *lane;
+	bool up;
+	atomic_t uses;
+	struct kref refs;
+	struct rcu_head rcu;
+};
+
+/**
+ * struct vmloop_window_ask - what a path wants a window to be
+ * @size: bytes, whole pages of VMLOOP_SHM_PAGE, at most VMLOOP_WINDOW_SIZE_MAX
+ * @say: for the peer's path
+ * @priv: becomes the window's
+ */
+struct vmloop_window_ask {
+	u64 size;
+	u8 say[VMLOOP_WINDOW_BYTES];
+	void *priv;
+};
+
+/* For paths. */
+struct vmloop_window *vmloop_channel_window(struct vmloop_channel *channel,
+					    const struct vmloop_path *path,
+					    const struct vmloop_window_ask *ask);
+void vmloop_window_shut(struct vmloop_window *window, u32 reason);
+void vmloop_window_get(struct vmloop_window *window);
+void vmloop_window_put(struct vmloop_window *window);
+struct vmloop_window *vmloop_window_use(const struct vmloop_lane *lane, bool ours,
+					u32 number);
+void vmloop_window_unuse(struct vmloop_window *window);
+bool vmloop_window_has(const struct vmloop_window *window, u64 offset, u64 size);
+
+/**
+ * struct vmloop_window_ops - how a transport shares windows; core mutex held
+ * @make: memory of so many bytes for our window of that number, zeroed; the peer is to be
+ *	able to read it, and nothing more. Fills in @memory and returns 0, or a negative errno.
+ * @free: nothing of ours touches the memory of our window any more. The peer may have it yet:
+ *	what it can read must not be used for anything else before it cannot.
+ * @map: have the peer's window of that number, of so many bytes, and with that
+ *	@memory->handle (untrusted). Fills in the rest. Returns 0 or a negative errno.
+ * @unmap: nothing of ours touches the memory of the peer's window any more.
+ */
+struct vmloop_window_ops {
+	int (*make)(struct vmloop_link *link, u32 number, u64 size,
+		    struct vmloop_window_memory *memory);
+	void (*free)(struct vmloop_link *link, u32 number,
+		     struct vmloop_window_memory *memory);
+	int (*map)(struct vmloop_link *link, u32 number, u64 size,
+		   struct vmloop_window_memory *memory);
+	void (*unmap)(struct vmloop_link *link, u32 number,
+		      struct vmloop_window_memory *memory);
+};
+
 /* Transports ------------------------------------------------------------- */
 
 /**
@@ -686,12 +808,13 @@ void vmloop_stats_report(struct vmloop_transport *transport,
  *	all lanes; each other one is best heard by a CPU of its own
  * @peer_bells: how many of the peer's there are, 1 at least
  * @ring: ring one of the peer's, below @peer_bells; any context
+ * @windows: how windows are shared; NULL: they are not
  * @channel: the core's; under RCU, set under the core mutex
  * @used: the core's: its channel has ended, and there will be no other
  * @work: the core's: acts upon what the peer or the lane did
  * @list: the core's
  *
- * A transport fills in all up to @ring, then calls vmloop_link_add().
+ * A transport fills in all up to @windows, then calls vmloop_link_add().
  */
 struct vmloop_link {
 	struct vmloop_transport *transport;
@@ -702,6 +825,7 @@ struct vmloop_link {
 	u32 bells;
 	u32 peer_bells;
 	void (*ring)(struct vmloop_link *link, u32 bell);
+	const struct vmloop_window_ops *windows;
 
 	struct vmloop_channel __rcu *channel;
 	bool used;

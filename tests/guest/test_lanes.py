@@ -7,6 +7,7 @@ Both ends are in one machine with several CPUs of its own: the lab's KVM host. T
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -127,6 +128,32 @@ def test_account(stage: str, lanes: Lanes, end: str) -> None:
     else:
         # The opener does not wait for the other end, which goes on for a moment.
         assert read >= account["sent"] - account["unread"], (read, account)
+
+
+IDLE = 5.0
+"""Seconds for which lanes are left alone."""
+
+
+def test_cost_of_an_idle_lane(stage: str, lanes: Lanes) -> None:
+    """Opening one takes two doorbells; it takes 4 KiB at most at each end beside its ring, and is silent when idle."""
+    skip_where_memory_is_kept(stage)
+    host, count = lanes.host, 200
+
+    def doorbells() -> int:
+        return sum(peer["stats"]["tx_doorbells"] for peer in lanes.peers().values())
+
+    # What is allocated once for all is there after these.
+    lanes.toy("churn", PEER, "bytes", RING, 300, 8)
+    memory, rung = lanes.memory(), doorbells()
+    with host.popen([str(TOOLS / "toy"), "open", str(PEER), "bytes", str(RING), str(count)]) as held:
+        held.wait_for("ready", 60)
+        assert doorbells() - rung <= 2 * count, "doorbells"
+        assert lanes.memory() - memory <= 2 * 4 * count, "KiB, of both ends"
+        rung = doorbells()
+        time.sleep(IDLE)  # whatever would happen by itself has that long
+        assert doorbells() - rung < count / 10, "a packet may have gone, but not one a lane"
+        assert held.poll() is None
+    until(lambda: lanes.memory() - memory < 512, 20, "the memory is given back")
 
 
 def test_more_lanes_than_there_are(stage: str, lanes: Lanes) -> None:

@@ -102,7 +102,7 @@ fn kinds_that_nobody_can_copy_are_refused() {
     let mut world = World::new(64 << 10);
     // A control lane's number is a stream's; 3 to 5 are the paths' whose records are
     // references, which have none yet.
-    for kind in [0, 3, 4, 5, 8, u32::MAX] {
+    for kind in [0, 3, 4, 5, 8, VMLOOP_LANE_WINDOW, u32::MAX] {
         let number = world.peers[0].open(kind, 4096, [0; 8]).expect("a lane");
         world.settle();
         assert_eq!(world.last(0).reason, VMLOOP_REASON_KIND, "{kind}");

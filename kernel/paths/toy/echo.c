@@ -5,6 +5,7 @@
  * Owns struct echo, one a lane, and the workqueue that serves all of them. A lane's
  * work is both its producer and its consumer, one at a time; the event schedules it.
  */
+#include <linux/delay.h>
 #include <linux/slab.h>
 #include <linux/sysfs.h>
 #include <linux/workqueue.h>
@@ -45,6 +46,14 @@ static const struct kernel_param_ops bytes_read_ops = {
 module_param_cb(bytes_read, &bytes_read_ops, NULL, 0444);
 MODULE_PARM_DESC(bytes_read, "bytes of rings that all echoes have read");
 
+/* How long a reference is held, for tests. */
+static unsigned int hold_ms;
+module_param(hold_ms, uint, 0600);
+MODULE_PARM_DESC(hold_ms, "for tests: how long echoes use a window for each reference, in ms");
+
+/* Windows that are to be let go of; each is for a moment. */
+static atomic_t letting_go = ATOMIC_INIT(0);
+
 /* One step. False: nothing is left to do before the doorbell. */
 static bool echo_bytes(struct vmloop_lane *lane)
 {
@@ -65,6 +74,76 @@ static bool echo_bytes(struct vmloop_lane *lane)
 	return true;
 }
 
+static void hold(void)
+{
+	unsigned long until = jiffies + msecs_to_jiffies(READ_ONCE(hold_ms));
+
+	while (time_before(jiffies, until) && !atomic_read(&letting_go))
+		usleep_range(1000, 2000);
+}
+
+/**
+ * toy_echo_let_go() - no echo uses a window that is going
+ *
+ * Context: the window cannot be found any more; may sleep.
+ */
+void toy_echo_let_go(void)
+{
+	atomic_inc(&letting_go);
+	flush_workqueue(queue);
+	atomic_dec(&letting_go);
+}
+
+/* The window that a reference names, if all of it lies there, and can go back. */
+static struct vmloop_window *follow(struct vmloop_lane *lane,
+				    const struct vmloop_shm_record *record,
+				    const void *from,
+				    struct vmloop_shm_reference *reference)
+{
+	struct vmloop_window *window;
+
+	if (record->size != sizeof(*reference))
+		return NULL;
+	/* Private copy: the peer may write to its ring at any time. */
+	memcpy(reference, from, sizeof(*reference));
+	barrier();
+	window = vmloop_window_use(lane, false, reference->window);
+	if (!window)
+		return NULL;
+	if (reference->size && window->memory.base &&
+	    vmloop_window_has(window, reference->offset, reference->size) &&
+	    reference->size <= vmloop_ring_max_record(lane->tx.size))
+		return window;
+	vmloop_window_unuse(window);
+	return NULL;
+}
+
+/* What it refers to goes back, or why it cannot. False without room. */
+static bool echo_reference(struct vmloop_lane *lane, const struct vmloop_shm_record *record,
+			   const void *from)
+{
+	struct vmloop_shm_reference reference;
+	struct vmloop_window *window = follow(lane, record, from, &reference);
+	const s32 error = -EINVAL;
+	u32 size = window ? reference.size : sizeof(error);
+	void *to;
+	int err;
+
+	err = vmloop_ring_reserve(&lane->tx, size,
+				  window ? VMLOOP_TOY_DATA : VMLOOP_TOY_ERROR, 0, &to);
+	if (!err) {
+		if (window)
+			hold();
+		memcpy(to, window ? window->memory.base + reference.offset :
+				    (const void *)&error, size);
+		vmloop_ring_commit(&lane->tx);
+		vmloop_ring_release(&lane->rx);
+	}
+	if (window)
+		vmloop_window_unuse(window);
+	return !err || !vmloop_ring_wait_room(&lane->tx, size);
+}
+
 static bool echo_record(struct vmloop_lane *lane)
 {
 	struct vmloop_shm_record record;
@@ -77,6 +156,8 @@ static bool echo_record(struct vmloop_lane *lane)
 		return false;
 	if (!err)
 		return !vmloop_ring_sleep(&lane->rx);
+	if (record.type == VMLOOP_TOY_REFERENCE)
+		return echo_reference(lane, &record, from);
 	err = vmloop_ring_reserve(&lane->tx, record.size, record.type,
 				  record.info, &to);
 	if (err == -EMSGSIZE) {

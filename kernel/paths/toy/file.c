@@ -27,7 +27,9 @@
  * @lane: the lane, held; NULL before VMLOOP_TOY_OPEN
  * @peer: identity of its peer
  * @records: it carries records
- * @open_mutex: one VMLOOP_TOY_OPEN at a time
+ * @type: of the records that it sends
+ * @window: the program's window, for references; NULL for none
+ * @open_mutex: one VMLOOP_TOY_OPEN or VMLOOP_TOY_WINDOW at a time
  * @tx_mutex: the producer; @down
  * @rx_mutex: the consumer; @closed and @rest
  * @wait: tasks that wait for what @events counts
@@ -48,6 +50,8 @@ struct file_lane {
 	struct vmloop_lane *lane;
 	u64 peer;
 	bool records;
+	u16 type;
+	struct toy_window *window;
 	struct mutex open_mutex;
 	struct mutex tx_mutex;
 	struct mutex rx_mutex;
@@ -216,6 +220,7 @@ static int device_open(struct inode *inode, struct file *device)
 	mutex_init(&file->rx_mutex);
 	init_waitqueue_head(&file->wait);
 	kref_init(&file->refs);
+	file->type = VMLOOP_TOY_DATA;
 	device->private_data = file;
 	return 0;
 }
@@ -226,6 +231,8 @@ static int device_release(struct inode *inode, struct file *device)
 
 	if (file->lane)
 		vmloop_lane_shut(file->lane, VMLOOP_REASON_NONE);
+	if (file->window)
+		toy_window_end(file->window);
 	kref_put(&file->refs, file_free);
 	return 0;
 }
@@ -305,6 +312,38 @@ static int move_lane(struct file_lane *file, u32 size)
 	return vmloop_channel_do(file->peer, move_in, &moving) ?: moving.err;
 }
 
+static int have_window(struct file_lane *file, u64 __user *size_and_number)
+{
+	struct toy_window *window;
+	u32 number;
+	u64 size;
+
+	if (get_user(size, size_and_number))
+		return -EFAULT;
+	/* Pairs with the release in toy_file_up(). */
+	if (!smp_load_acquire(&file->up))
+		return -ENOTCONN;
+	if (file->window)
+		return -EEXIST;
+	window = toy_window_open(file->peer, size, &number);
+	if (IS_ERR(window))
+		return PTR_ERR(window);
+	/* Pairs with the acquire in fill_window(). */
+	smp_store_release(&file->window, window);
+	return put_user((u64)number, size_and_number);
+}
+
+static int fill_window(struct file_lane *file, const struct vmloop_toy_fill *fill)
+{
+	/* Pairs with the release in have_window(). */
+	struct toy_window *window = smp_load_acquire(&file->window);
+
+	if (!window)
+		return -ENOENT;
+	return toy_window_fill(window, u64_to_user_ptr(fill->from), fill->offset,
+			       fill->size);
+}
+
 static int get_state(struct file_lane *file, struct vmloop_toy_state *state)
 {
 	if (!file->lane)
@@ -327,8 +366,9 @@ static long device_ioctl(struct file *device, unsigned int command,
 {
 	struct file_lane *file = device->private_data;
 	struct vmloop_toy_state state;
+	struct vmloop_toy_fill fill;
 	struct vmloop_toy_open what;
-	u32 size;
+	u32 value;
 	int err;
 
 	switch (command) {
@@ -340,9 +380,25 @@ static long device_ioctl(struct file *device, unsigned int command,
 		mutex_unlock(&file->open_mutex);
 		return err;
 	case VMLOOP_TOY_MOVE:
-		if (get_user(size, (u32 __user *)argument))
+		if (get_user(value, (u32 __user *)argument))
 			return -EFAULT;
-		return move_lane(file, size);
+		return move_lane(file, value);
+	case VMLOOP_TOY_WINDOW:
+		mutex_lock(&file->open_mutex);
+		err = have_window(file, (u64 __user *)argument);
+		mutex_unlock(&file->open_mutex);
+		return err;
+	case VMLOOP_TOY_FILL:
+		if (copy_from_user(&fill, (void __user *)argument, sizeof(fill)))
+			return -EFAULT;
+		return fill_window(file, &fill);
+	case VMLOOP_TOY_TYPE:
+		if (get_user(value, (u32 __user *)argument))
+			return -EFAULT;
+		if (value != VMLOOP_TOY_DATA && value != VMLOOP_TOY_REFERENCE)
+			return -EINVAL;
+		WRITE_ONCE(file->type, value);
+		return 0;
 	case VMLOOP_TOY_STATE:
 		err = get_state(file, &state);
 		if (!err && copy_to_user((void __user *)argument, &state,
@@ -367,7 +423,7 @@ static ssize_t put(struct file_lane *file, const char __user *from, size_t size)
 	if (records) {
 		if (size > vmloop_ring_max_record(lane->tx.size))
 			return -EMSGSIZE;
-		err = vmloop_ring_reserve(&lane->tx, size, 1, 0, &to);
+		err = vmloop_ring_reserve(&lane->tx, size, READ_ONCE(file->type), 0, &to);
 		if (err)
 			return err == -EPROTO ? err : 0;
 		room = size;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * main.c - the toy path: which lane is whose. A lane that we opened belongs to a
- * file (file.c), one that the peer opened is an echo (echo.c).
+ * file (file.c), one that the peer opened is an echo (echo.c); a file may have a window
+ * (window.c).
  *
  * Owns the module. Callbacks run under the core mutex, but for the event.
  */
@@ -74,6 +75,11 @@ const struct vmloop_path toy_records = {
 	.lane_ended = lane_ended,
 	.lane_event = lane_event,
 	.lane_move = toy_file_move,
+	.window_wanted = toy_window_wanted,
+	.window_up = toy_window_up,
+	.window_down = toy_window_down,
+	.window_close = toy_window_close,
+	.window_ended = toy_window_ended,
 };
 
 const struct vmloop_path toy_bytes = {

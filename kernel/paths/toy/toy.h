@@ -25,6 +25,35 @@
  */
 #define VMLOOP_TOY_MOVE		_IOW('v', 3, __u32)
 
+/* Have a window: its size, in bytes; set to its number. Waits until the peer has it, too. */
+#define VMLOOP_TOY_WINDOW	_IOWR('v', 4, __u64)
+
+/* Put bytes into the file's window. */
+#define VMLOOP_TOY_FILL		_IOW('v', 5, struct vmloop_toy_fill)
+
+/* What write() sends from now on: VMLOOP_TOY_*, of a lane of records. */
+#define VMLOOP_TOY_TYPE		_IOW('v', 6, __u32)
+
+/*
+ * Types of records. A reference is a struct vmloop_shm_reference, and what it refers to comes
+ * back as data; or an errno, a negative number of 32 bits, if it cannot be followed.
+ */
+#define VMLOOP_TOY_DATA		1
+#define VMLOOP_TOY_REFERENCE	2
+#define VMLOOP_TOY_ERROR	3
+
+/**
+ * struct vmloop_toy_fill - bytes for a window
+ * @from: address of the first, in the program
+ * @offset: where they go, from the window's start
+ * @size: how many
+ */
+struct vmloop_toy_fill {
+	__u64 from;
+	__u64 offset;
+	__u64 size;
+};
+
 /**
  * struct vmloop_toy_open - which lane
  * @peer: identity of the peer, as in `control peers`
@@ -78,8 +107,22 @@ void toy_echo_up(struct vmloop_lane *lane);
 void toy_echo_down(struct vmloop_lane *lane);
 void toy_echo_close(struct vmloop_lane *lane);
 void toy_echo_event(struct vmloop_lane *lane);
+void toy_echo_let_go(void);
 int toy_echo_init(void);
 void toy_echo_exit(void);
+
+/* window.c: windows of programs and of peers; core mutex held */
+u32 toy_window_wanted(struct vmloop_peer *peer, u64 size, const u8 *said);
+void toy_window_up(struct vmloop_window *window);
+void toy_window_down(struct vmloop_window *window);
+void toy_window_close(struct vmloop_window *window);
+void toy_window_ended(struct vmloop_window *window, u32 reason);
+
+/* window.c: what files do; process context, no lock of the core's held */
+struct toy_window;
+struct toy_window *toy_window_open(u64 peer, u64 size, u32 *number);
+int toy_window_fill(struct toy_window *toy, const char __user *from, u64 offset, u64 size);
+void toy_window_end(struct toy_window *toy);
 
 #endif
 

@@ -72,12 +72,185 @@ static DEFINE_MUTEX(loopback_mutex);
 
 static struct vmloop_transport transport;
 
+/* A ring of packets, and as much for all other lanes. */
+static void plan(struct vmloop_shm_header *header)
+{
+	vmloop_region_plan(header, lanes, (lanes ? 2 : 1) * (u64)ring_size);
+}
+
+static size_t region_size(void)
+{
+	struct vmloop_shm_header header;
+
+	plan(&header);
+	return header.size;
+}
+
+/**
+ * struct window - memory of a window, as long as either end has it
+ * @base: for the end that owns it
+ * @pages: its pages
+ * @count: of them
+ * @users: ends that have it
+ */
+struct window {
+	void *base;
+	struct page **pages;
+	unsigned int count;
+	unsigned int users;
+};
+
+/* By end, and by the remainders of their numbers; under the core mutex, as all that follows. */
+static struct window *windows[2][VMLOOP_WINDOWS_MAX];
+
+static unsigned int end_of(const struct vmloop_link *link)
+{
+	return link == &ends[1].link;
+}
+
+static void window_put(struct window *window)
+{
+	if (!window || --window->users)
+		return;
+	vfree(window->base);
+	kvfree(window->pages);
+	kfree(window);
+}
+
+static int window_make(struct vmloop_link *link, u32 number, u64 size,
+		       struct vmloop_window_memory *memory)
+{
+	struct window *window;
+	unsigned int i;
+
+	if (size % PAGE_SIZE)
+		return -EINVAL;
+	window = kzalloc(sizeof(*window), GFP_KERNEL);
+	if (!window)
+		return -ENOMEM;
+	window->users = 1;
+	window->count = size / PAGE_SIZE;
+	window->base = vzalloc(size);
+	window->pages = kvcalloc(window->count, sizeof(*window->pages), GFP_KERNEL);
+	if (!window->base || !window->pages) {
+		window_put(window);
+		return -ENOMEM;
+	}
+	for (i = 0; i < window->count; i++)
+		window->pages[i] = vmalloc_to_page(window->base + i * PAGE_SIZE);
+	windows[end_of(link)][number % VMLOOP_WINDOWS_MAX] = window;
+	*memory = (struct vmloop_window_memory){
+		.base = window->base,
+		.pages = window->pages,
+		.handle = number,
+		.priv = window,
+	};
+	return 0;
+}
+
+static void window_free(struct vmloop_link *link, u32 number,
+			struct vmloop_window_memory *memory)
+{
+	windows[end_of(link)][number % VMLOOP_WINDOWS_MAX] = NULL;
+	window_put(memory->priv);
+}
+
+/* A write of the end that may only read faults, as it would where pages are granted. */
+static int window_map(struct vmloop_link *link, u32 number, u64 size,
+		      struct vmloop_window_memory *memory)
+{
+	struct window *window = windows[!end_of(link)][number % VMLOOP_WINDOWS_MAX];
+
+	if (!window || size != (u64)window->count * PAGE_SIZE ||
+	    memory->handle != number)
+		return -EINVAL;
+	memory->base = vmap(window->pages, window->count, VM_MAP, PAGE_KERNEL_RO);
+	if (!memory->base)
+		return -ENOMEM;
+	memory->pages = window->pages;
+	memory->priv = window;
+	window->users++;
+	return 0;
+}
+
+static void window_unmap(struct vmloop_link *link, u32 number,
+			 struct vmloop_window_memory *memory)
+{
+	vunmap(memory->base);
+	window_put(memory->priv);
+}
+
+static const struct vmloop_window_ops window_ops = {
+	.make = window_make,
+	.free = window_free,
+	.map = window_map,
+	.unmap = window_unmap,
+};
+
+/* What the first end says of its windows, for tests; see forge_window(). */
+static unsigned int forge;
+module_param(forge, uint, 0600);
+MODULE_PARM_DESC(forge, "for tests: what the first interface's side says wrong of new windows, from 1 to 8; 0: nothing");
+
+/* A window that cannot be: its side has just said OPEN, and the other has not looked. */
+static void forge_window(struct vmloop_window_lane *what)
+{
+	switch (READ_ONCE(forge)) {
+	case 1:
+		what->number = VMLOOP_WINDOWS_MAX;
+		break;
+	case 2:
+		what->number = 0;
+		break;
+	case 3:
+		what->kind = VMLOOP_LANE_WINDOW;
+		break;
+	case 4:
+		what->kind = U32_MAX;
+		break;
+	case 5:
+		what->size = 0;
+		break;
+	case 6:
+		what->size += VMLOOP_SHM_PAGE / 2;
+		break;
+	case 7:
+		what->size += VMLOOP_SHM_PAGE;
+		break;
+	case 8:
+		what->handle++;
+		break;
+	}
+}
+
+/* Of windows that the other end has not looked at yet. */
+static void forge_windows(void)
+{
+	const struct vmloop_shm_entry *theirs;
+	struct vmloop_shm_entry *entry;
+	struct vmloop_region ours;
+	u32 i;
+
+	if (vmloop_region_open(&ours, region, region_size(), 0, VMLOOP_REGION_CHANNEL) ||
+	    ours.major != VMLOOP_TABLE_MAJOR)
+		return;
+	for (i = 0; i < ours.lanes; i += 2) {
+		entry = vmloop_region_our_entry(&ours, i);
+		theirs = vmloop_region_their_entry(&ours, i);
+		if (entry->lane.kind == VMLOOP_LANE_WINDOW &&
+		    READ_ONCE(entry->life) == READ_ONCE(theirs->life) + VMLOOP_LIFE_OPEN)
+			forge_window((struct vmloop_window_lane *)entry->path);
+	}
+}
+
 /*
  * A doorbell is a plain call: the other end looks at its lanes. As in an interrupt,
  * what that raises runs when this is over, also where nobody else would run it.
  */
 static void ring(struct vmloop_link *link, u32 bell)
 {
+	if (unlikely(READ_ONCE(forge)) && !end_of(link))
+		forge_windows();
 	local_bh_disable();
 	vmloop_link_event(&ends[link == &ends[0].link].link, bell);
 	local_bh_enable();
@@ -112,20 +285,6 @@ static void say_directory(bool whole)
 	vmloop_directory_end(&transport, generation);
 }
 
-/* A ring of packets, and as much for all other lanes. */
-static void plan(struct vmloop_shm_header *header)
-{
-	vmloop_region_plan(header, lanes, (lanes ? 2 : 1) * (u64)ring_size);
-}
-
-static size_t region_size(void)
-{
-	struct vmloop_shm_header header;
-
-	plan(&header);
-	return header.size;
-}
-
 static void channel_make(void)
 {
 	unsigned int i;
@@ -148,6 +307,7 @@ static void channel_make(void)
 			.bells = bells,
 			.peer_bells = bells,
 			.ring = ring,
+			.windows = &window_ops,
 		};
 	}
 	say_directory(false);

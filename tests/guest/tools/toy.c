@@ -7,6 +7,14 @@
  *	toy flow PEER KIND RING LANES SECONDS	has as much echoed as it can, in
  *						each lane at the same time; now and
  *						then a lane goes on in another ring
+ *	toy open PEER KIND RING LANES		opens lanes, one after the other, says
+ *						"ready", and keeps them until it is ended
+ *	toy refer PEER KIND WINDOW THREADS SECONDS	puts bytes into windows of so many
+ *						bytes and has references to them echoed,
+ *						and wrong ones now and then; windows come
+ *						and go
+ *	toy keep PEER KIND WINDOW		has a window, says "ready", goes on as
+ *						above until it has ended, and says that
  *	toy hold PEER KIND RING LANES		fills lanes without reading, and the
  *						larger rings that they go on in, says
  *						"ready", waits until they have ended,
@@ -32,11 +40,14 @@
 #include "../../../kernel/paths/toy/toy.h"
 
 #define THREADS_MAX	1024
+#define REFERRING_RING	16384
 
 static struct vmloop_toy_open what;
 static double until;
 static unsigned long rounds;
 static unsigned long churned, echoed, moved;
+static uint64_t window_size;
+static unsigned long referred, refused, windows;
 
 static int open_lane(void)
 {
@@ -157,6 +168,138 @@ static void run(void *(*what_to_do)(void *), unsigned long threads)
 		pthread_join(thread[n], NULL);
 }
 
+/* A window of the file's. Its number, or -1 with errno. */
+static int64_t open_window(int fd)
+{
+	uint64_t size_and_number = window_size;
+
+	return ioctl(fd, VMLOOP_TOY_WINDOW, &size_and_number) ? -1 : (int64_t)size_and_number;
+}
+
+/* A reference that says what is not there. */
+static struct vmloop_shm_reference wrong_reference(uint64_t salt, uint32_t number)
+{
+	struct vmloop_shm_reference wrong = { .window = number, .size = 1 };
+
+	switch (salt % 4) {
+	case 0:
+		wrong.window = (uint32_t)scatter(salt) | VMLOOP_WINDOWS_MAX;
+		break;
+	case 1:
+		wrong.offset = window_size;
+		break;
+	case 2:
+		wrong.offset = UINT64_MAX - scatter(salt) % 2;
+		wrong.size = 2;
+		break;
+	default:
+		wrong.offset = window_size - 1000;
+		wrong.size = 1001 + scatter(salt) % 1000;
+		break;
+	}
+	return wrong;
+}
+
+/* Has bytes of the window echoed; false: the window or the lane has ended. */
+static bool refer(int fd, uint32_t number, uint8_t *sent, uint8_t *came, uint64_t salt)
+{
+	size_t most = what.ring_size / 4 - sizeof(struct vmloop_shm_record);
+	struct vmloop_shm_reference reference = { .window = number };
+	bool wrong = salt % 8 == 7;
+	struct vmloop_toy_fill put = { .from = (uintptr_t)sent };
+	int32_t error = -EINVAL;
+	size_t size = sizeof(error);
+	ssize_t got;
+
+	if (wrong) {
+		reference = wrong_reference(salt / 8, number);
+		memcpy(sent, &error, sizeof(error));
+	} else {
+		size = scatter(salt) % (most < window_size ? most : window_size) + 1;
+		reference.size = (uint32_t)size;
+		reference.offset = scatter(salt + 1) % (window_size - size + 1);
+		fill(sent, size, salt);
+		put.size = size;
+		put.offset = reference.offset;
+		if (ioctl(fd, VMLOOP_TOY_FILL, &put)) {
+			if (errno == EPIPE)
+				return false;
+			fail("the window cannot be written: %s", strerror(errno));
+		}
+	}
+	if (write(fd, &reference, sizeof(reference)) != sizeof(reference)) {
+		if (errno == EPIPE)
+			return false;
+		fail("write: %s", strerror(errno));
+	}
+	got = read(fd, came, what.ring_size);
+	if (!got)
+		return false;
+	/* While it ends the echo does not find it any more. */
+	if (!wrong && got == sizeof(error) && !memcmp(came, &error, sizeof(error)))
+		return false;
+	if (got != (ssize_t)size || memcmp(sent, came, size))
+		fail("a reference to %zu bytes at %" PRIu64 " had another answer, of %zd",
+		     size, (uint64_t)reference.offset, got);
+	__atomic_fetch_add(wrong ? &refused : &referred, 1, __ATOMIC_RELAXED);
+	return true;
+}
+
+static int open_referring(int64_t *number, bool patient)
+{
+	unsigned int tries;
+	uint32_t type = VMLOOP_TOY_REFERENCE;
+	int fd = open_lane();
+
+	*number = open_window(fd);
+	/* The peer has one mapped at a time, and so many a second. */
+	for (tries = 0; patient && *number < 0 && tries < 100; tries++) {
+		if (errno != ECONNREFUSED)
+			break;
+		usleep(100000);
+		*number = open_window(fd);
+	}
+	if (*number < 0)
+		fail("no window: %s", strerror(errno));
+	if (ioctl(fd, VMLOOP_TOY_TYPE, &type))
+		fail("no references: %s", strerror(errno));
+	return fd;
+}
+
+static void *references(void *argument)
+{
+	uint64_t salt = scatter((uintptr_t)argument + 1);
+	uint8_t *sent = malloc(what.ring_size), *came = malloc(what.ring_size);
+	int64_t number;
+	int fd;
+
+	do {
+		fd = open_referring(&number, true);
+		do {
+			if (!refer(fd, (uint32_t)number, sent, came, salt++))
+				fail("the window has ended");
+		} while (salt % 64 && now() < until);
+		close(fd);
+		__atomic_fetch_add(&windows, 1, __ATOMIC_RELAXED);
+	} while (now() < until);
+	return NULL;
+}
+
+/* Goes on until the window is gone, whoever ends it. */
+static void keep(void)
+{
+	uint8_t *sent = malloc(what.ring_size), *came = malloc(what.ring_size);
+	uint64_t salt = 1;
+	int64_t number;
+	int fd = open_referring(&number, false);
+
+	puts("ready");
+	fflush(stdout);
+	while (refer(fd, (uint32_t)number, sent, came, salt))
+		salt++;
+	close(fd);
+}
+
 /* Fills a lane: neither end has room any more when this returns, or it has ended. */
 static uint64_t fill_lane(int fd, uint64_t salt)
 {
@@ -234,17 +377,45 @@ static void hold(unsigned long lanes)
 	printf(", \"came\": %" PRIu64 ", \"moved\": %lu}\n", came, moved);
 }
 
+static void keep_open(unsigned long lanes)
+{
+	for (; lanes; lanes--)
+		open_lane();
+	puts("ready");
+	fflush(stdout);
+	for (;;)
+		pause();
+}
+
 int main(int argc, char **argv)
 {
 	double began = now();
 	unsigned long lanes;
 
-	if (argc < 6)
-		fail("usage: toy churn PEER KIND RING COUNT THREADS | flow PEER KIND RING LANES SECONDS | hold PEER KIND RING LANES");
+	if (argc < 5)
+		fail("usage: toy churn PEER KIND RING COUNT THREADS | flow PEER KIND RING LANES SECONDS | hold PEER KIND RING LANES | open PEER KIND RING LANES | refer PEER KIND WINDOW THREADS SECONDS | keep PEER KIND WINDOW");
 	what.peer = strtoull(argv[2], NULL, 10);
 	what.kind = strcmp(argv[3], "bytes") ? VMLOOP_LANE_TOY_RECORDS : VMLOOP_LANE_TOY_BYTES;
 	what.ring_size = (uint32_t)strtoul(argv[4], NULL, 10);
-	lanes = strtoul(argv[5], NULL, 10);
+	lanes = argc > 5 ? strtoul(argv[5], NULL, 10) : 0;
+	if (!strcmp(argv[1], "refer") || !strcmp(argv[1], "keep")) {
+		window_size = strtoull(argv[4], NULL, 10);
+		what.ring_size = REFERRING_RING;
+	}
+	if (!strcmp(argv[1], "refer") && argc == 7) {
+		until = now() + strtod(argv[6], NULL);
+		run(references, strtoul(argv[5], NULL, 10));
+		printf("{\"windows\": %lu, \"referred\": %lu, \"refused\": %lu}\n",
+		       windows, referred, refused);
+		return 0;
+	}
+	if (!strcmp(argv[1], "keep") && argc == 5) {
+		keep();
+		printf("{\"referred\": %lu, \"refused\": %lu}\n", referred, refused);
+		return 0;
+	}
+	if (!strcmp(argv[1], "open") && argc == 6)
+		keep_open(lanes);
 	if (!strcmp(argv[1], "churn") && argc == 7) {
 		rounds = lanes;
 		run(churn, strtoul(argv[6], NULL, 10));
