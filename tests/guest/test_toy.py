@@ -27,7 +27,7 @@ class Toy:
     @property
     def peer(self) -> str:
         """Identity of g2, as g1 knows it."""
-        return str(self.net.peers(self.g1)["g2"].peer["id"])
+        return str(self.net.peers(self.g1)[self.g2.name].peer["id"])
 
     def words(self, *words: object) -> list[str]:
         """The program with these words, the second of which is the peer."""
@@ -129,6 +129,69 @@ def test_stopped_program(net: Net, toy: Toy) -> None:
         toy.g1.run("pkill -CONT -x toy")
         assert flow.wait(20 * net.slow).code != 0, "the lanes have ended"
     assert net.peers(toy.g1)["g2"].state != "broken"
+
+
+def pages(guest) -> dict[str, int]:
+    """Pages that a guest of Xen's has granted to peers, maps of theirs, and has put aside."""
+    names = ("granted", "mapped", "quarantined")
+    return {name: int(guest.run(f"cat /sys/module/vmloop_xen/parameters/{name}").out) for name in names}
+
+
+WINDOW = 1 << 20
+
+
+@pytest.mark.xen_only
+@pytest.mark.parametrize(
+    "owner", ["g1", pytest.param("g2", marks=pytest.mark.main("pages of windows are granted, mapped and revoked"))]
+)
+def test_references(net: Net, toy: Toy, owner: str) -> None:
+    """What a guest puts into a window the other reads there; of windows that have ended no page is left."""
+    if owner == "g2":
+        toy.g1, toy.g2 = toy.g2, toy.g1
+    before = {guest.name: pages(guest) for guest in (toy.g1, toy.g2)}
+    with toy.g1.popen(toy.words("flow", "records", 4 * RING, 10, 6)) as flow:
+        said = toy.run("refer", "records", WINDOW, 3, 5)
+        result = flow.wait(60 * net.slow)
+        assert result.code == 0, result.err
+    assert said["windows"] > 3 and said["referred"] > said["refused"] > 0, said
+    for guest in (toy.g1, toy.g2):
+        until(lambda: pages(guest) == before[guest.name], 10 * net.slow, "no page of a window is left")  # noqa: B023
+
+
+@pytest.mark.xen_only
+@pytest.mark.parametrize("held", [0, 1000], ids=lambda ms: f"{ms}ms")
+@pytest.mark.parametrize("end", ["path", "off", "channel", "transport", "owner_off", "program"])
+def test_window_end(net: Net, toy: Toy, end: str, held: int) -> None:
+    """However a window ends, and however long the reader would use it, both let go of all its pages."""
+    toy.g2.run(f"echo {held} >/sys/module/vmloop_toy/parameters/hold_ms")
+    before = {guest.name: pages(guest) for guest in (toy.g1, toy.g2)}
+    with toy.g1.popen(toy.words("keep", "records", WINDOW)) as keep:
+        keep.wait_for("ready", 30)
+        assert pages(toy.g1)["granted"] - before["g1"]["granted"] == WINDOW // 4096 + 1
+        assert pages(toy.g2)["mapped"] - before["g2"]["mapped"] == WINDOW // 4096 + 1
+        if end == "path":
+            toy.g2.run("rmmod vmloop_toy")
+        elif end in ("off", "owner_off"):
+            (toy.g1 if end == "owner_off" else toy.g2).run(["/run/vmloop-test/control", "off"])
+        elif end == "channel":
+            net.command("close", "g1", "g2")
+        elif end == "transport":
+            toy.g2.run(["rmmod", net.transport])
+        else:
+            keep.terminate()
+        result = keep.wait(30 * net.slow)
+    assert result.code == 0 or end == "program", result.err
+    if end in ("off", "owner_off"):
+        (toy.g1 if end == "owner_off" else toy.g2).run(["/run/vmloop-test/control", "on"])
+    elif end == "transport":
+        toy.g2.run(f"modprobe {net.transport}")
+    # Other channels of the two may have ended as well.
+    net.bring_up(toy.g1, toy.g2)
+    until(lambda: pages(toy.g1)["quarantined"] == pages(toy.g2)["quarantined"] == 0, 10 * net.slow, "none is put aside")
+    net.recover(toy.g1, toy.g2)
+    net.ensure()
+    for guest in (toy.g1, toy.g2):
+        until(lambda: pages(guest) == before[guest.name], 20 * net.slow, "no page of a window is left")  # noqa: B023
 
 
 @pytest.mark.main("a guest with other modules than its peer had no channel", on="both")

@@ -11,7 +11,7 @@
  *
  *	WAITING   nothing here yet
  *	OPEN      the core has the link
- *	REVOKING  side 0: the core is done with it, the peer may still map it
+ *	REVOKING  the core is done with it; the peer may still map our region or windows
  *	DONE      nothing is held any more; dom0 has the last word to remove it
  */
 #include <linux/cpumask.h>
@@ -102,6 +102,9 @@ struct vmloop_xen_bell {
  * @offer: side 0: the region
  * @accepted: side 1: the region
  * @gref: side 0: grant that is offered
+ * @windows: windows of ours that the core is done with, and the peer may still map; under
+ *	channels_lock, as the next
+ * @revoking: how many they are, with those that are being tried
  * @bells: doorbells that there are
  * @bell: those
  * @link: what the core knows of it
@@ -123,6 +126,8 @@ struct vmloop_xen_channel {
 	struct vmloop_xen_offer *offer;
 	struct vmloop_xen_accepted accepted;
 	grant_ref_t gref;
+	struct list_head windows;
+	unsigned int revoking;
 	unsigned int bells;
 	struct vmloop_xen_bell bell[VMLOOP_BELLS];
 	struct vmloop_link link;
@@ -340,6 +345,7 @@ static int link_add(struct vmloop_xen_channel *channel, void *base, size_t size)
 	/* What the peer hears it says; each leads to the one of ours of the same number. */
 	channel->link.peer_bells = channel->bells;
 	channel->link.ring = ring;
+	channel->link.windows = &vmloop_xen_windows;
 	return vmloop_link_add(&channel->link);
 }
 
@@ -431,13 +437,10 @@ static void withdraw(struct vmloop_xen_channel *channel)
 		disable_irq(channel->bell[i].irq);
 	vmloop_link_remove(&channel->link);
 	doorbells_unbind(channel);
-	if (channel->side) {
+	if (channel->side)
 		vmloop_xen_accept_end(&channel->accepted);
-		channel->phase = DONE;
-	} else {
-		channel->phase = REVOKING;
-		channel->deadline = jiffies + REVOKE_TIME;
-	}
+	channel->phase = REVOKING;
+	channel->deadline = jiffies + REVOKE_TIME;
 }
 
 static void channel_close(struct vmloop_xen_channel *channel)
@@ -454,16 +457,98 @@ static void channel_close(struct vmloop_xen_channel *channel)
 	}
 }
 
-static void revoke(struct vmloop_xen_channel *channel)
+/* Windows that the core is done with. Returns whether some are left. */
+static bool revoke_windows(struct vmloop_xen_channel *channel)
 {
-	bool revoked = vmloop_xen_offer_revoke(channel->offer);
+	struct vmloop_xen_offer *offer, *next;
+	unsigned int done = 0;
+	LIST_HEAD(windows);
+	bool left;
 
-	if (!revoked && time_before(jiffies, channel->deadline))
-		return;
+	spin_lock(&channels_lock);
+	list_splice_init(&channel->windows, &windows);
+	spin_unlock(&channels_lock);
+	list_for_each_entry_safe(offer, next, &windows, list) {
+		if (READ_ONCE(ending) && time_after(offer->deadline, ending_by))
+			offer->deadline = ending_by;
+		if (!vmloop_xen_offer_revoke(offer) &&
+		    time_before(jiffies, offer->deadline))
+			continue;
+		list_del(&offer->list);
+		vmloop_xen_offer_end(offer);
+		done++;
+	}
+	spin_lock(&channels_lock);
+	list_splice(&windows, &channel->windows);
+	channel->revoking -= done;
+	left = channel->revoking;
+	spin_unlock(&channels_lock);
+	return left;
+}
+
+/* The region. Returns whether nothing is left of it. */
+static bool revoke(struct vmloop_xen_channel *channel)
+{
+	if (!channel->offer)
+		return true;
+	if (!vmloop_xen_offer_revoke(channel->offer) &&
+	    time_before(jiffies, channel->deadline))
+		return false;
 	/* All of it is free now, or what is not goes into the quarantine. */
 	vmloop_xen_offer_end(channel->offer);
 	channel->offer = NULL;
-	channel->phase = DONE;
+	return true;
+}
+
+/**
+ * vmloop_xen_peer_of() - which domain a link leads to
+ * @link: one of ours
+ *
+ * Context: core mutex held.
+ */
+domid_t vmloop_xen_peer_of(const struct vmloop_link *link)
+{
+	return container_of(link, struct vmloop_xen_channel, link)->peer;
+}
+
+/**
+ * vmloop_xen_revoke_later() - a window's pages are still mapped by the peer
+ * @link: of its channel, which does not end before they are revoked, or given up
+ * @offer: the window; ours from here on
+ *
+ * Context: core mutex held.
+ */
+void vmloop_xen_revoke_later(struct vmloop_link *link, struct vmloop_xen_offer *offer)
+{
+	struct vmloop_xen_channel *channel =
+		container_of(link, struct vmloop_xen_channel, link);
+
+	offer->deadline = jiffies + REVOKE_TIME;
+	spin_lock(&channels_lock);
+	list_add_tail(&offer->list, &channel->windows);
+	channel->revoking++;
+	spin_unlock(&channels_lock);
+	look_again(0);
+}
+
+/**
+ * vmloop_xen_is_revoking() - whether the peer still maps windows that have ended
+ * @link: of its channel
+ *
+ * No other one is made meanwhile, so that a peer can hold as many as there may be at a time.
+ *
+ * Context: core mutex held.
+ */
+bool vmloop_xen_is_revoking(const struct vmloop_link *link)
+{
+	const struct vmloop_xen_channel *channel =
+		container_of(link, struct vmloop_xen_channel, link);
+	bool is_revoking;
+
+	spin_lock(&channels_lock);
+	is_revoking = channel->revoking;
+	spin_unlock(&channels_lock);
+	return is_revoking;
 }
 
 static void offer_word(const struct vmloop_xen_channel *channel, char *word,
@@ -540,7 +625,7 @@ static unsigned long step(struct vmloop_xen_channel *channel)
 {
 	unsigned long delay = 0;
 	unsigned long again;
-	bool ended;
+	bool ended, left;
 
 	/* Pairs with the release in vmloop_xen_channels_end(). */
 	if (smp_load_acquire(&ending) || !channel->told)
@@ -558,11 +643,11 @@ static unsigned long step(struct vmloop_xen_channel *channel)
 		else if (channel->closing)
 			delay = until(channel->deadline);
 	}
-	if (channel->phase == REVOKING) {
-		revoke(channel);
-		if (channel->phase == REVOKING)
-			delay = REVOKE_POLL;
-	}
+	left = revoke_windows(channel);
+	if (channel->phase == REVOKING && revoke(channel) && !left)
+		channel->phase = DONE;
+	if (left || channel->phase == REVOKING)
+		delay = REVOKE_POLL;
 	again = say(channel);
 	if (again && (!delay || again < delay))
 		delay = again;
@@ -609,6 +694,7 @@ static struct vmloop_xen_channel *add(const struct vmloop_xen_told *told)
 	channel->tag = told->tag;
 	channel->side = told->side;
 	channel->peer = told->peer;
+	INIT_LIST_HEAD(&channel->windows);
 	spin_lock(&channels_lock);
 	list_add_tail(&channel->list, &channels);
 	spin_unlock(&channels_lock);

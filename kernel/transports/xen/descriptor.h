@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
  * descriptor.h - how side 0 of a channel on Xen tells side 1 which pages the
- * region is made of. docs/protocol.md, section 8, is the normative text.
+ * region is made of, and the owner of a window the reader. docs/protocol.md, section 8, is
+ * the normative text.
  *
- * The descriptor is a chain of pages, each granted like the region's own. The
- * peer can write to all of it: what is read from it is hostile.
+ * The descriptor is a chain of pages, each granted like the region's own, or the window's.
+ * Its maker can write to it at any time, and the peer can to that of a region: what is read
+ * from it is hostile.
  *
  * Plain C with no dependency but fixed-width integers, like vmloop_shm.h.
  */

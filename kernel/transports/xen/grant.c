@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * grant.c - side 0's memory: makes a region, grants every page of it to
- * exactly one peer, and takes that back.
+ * grant.c - memory that we make: side 0's region, either side's windows. Grants every page
+ * to exactly one peer, and takes that back.
  *
- * Owns the offers and the quarantine. Context: works of our queue, so nothing
- * here needs a lock.
+ * Owns the offers and the quarantine. Context: works of our queue, and for windows
+ * whatever holds the core mutex; the quarantine has a mutex of its own.
  *
  * Xen says whether a page is still mapped, and only then is it given back: a
  * page whose grant cannot be revoked stays allocated, in the quarantine, and
@@ -30,6 +30,7 @@ module_param(max_grants, uint, 0644);
 MODULE_PARM_DESC(max_grants, "pages granted to peers at most; 0: half of what Xen allows");
 
 static LIST_HEAD(quarantine);
+static DEFINE_MUTEX(quarantine_mutex);	/* protects quarantine; a leaf */
 
 /* Making ----------------------------------------------------------------- */
 
@@ -37,23 +38,28 @@ static LIST_HEAD(quarantine);
  * Grants are also what disks and network devices live on: a guest that spent
  * all of them on channels could not even bring up another interface.
  */
-static bool within_budget(unsigned int pages)
+static bool take_budget(unsigned int pages)
 {
 	unsigned int most = READ_ONCE(max_grants) ?:
 			    gnttab_max_grant_frames() * GRANTS_A_FRAME;
-	unsigned int used = atomic_read(&vmloop_xen_granted);
+	unsigned int used = atomic_add_return(pages, &vmloop_xen_granted);
 
-	return used <= most && pages <= most - used;
+	if (used <= most)
+		return true;
+	atomic_sub(pages, &vmloop_xen_granted);
+	return false;
 }
 
 static bool is_in_quarantine(domid_t peer)
 {
 	const struct vmloop_xen_offer *offer;
+	bool found = false;
 
+	mutex_lock(&quarantine_mutex);
 	list_for_each_entry(offer, &quarantine, list)
-		if (offer->peer == peer)
-			return true;
-	return false;
+		found |= offer->peer == peer;
+	mutex_unlock(&quarantine_mutex);
+	return found;
 }
 
 static void offer_free(struct vmloop_xen_offer *offer)
@@ -129,11 +135,11 @@ static struct vmloop_xen_offer *offer_alloc(unsigned int total)
 	return offer;
 }
 
-static struct vmloop_xen_offer *try_to_make(domid_t peer, u32 ring_size,
-					    bool lanes)
+/* So many pages, behind those of their descriptor. */
+static struct vmloop_xen_offer *grant(domid_t peer, unsigned int pages, bool readonly)
 {
-	unsigned int pages, chain, total;
-	struct vmloop_shm_header header;
+	unsigned int chain = DIV_ROUND_UP(pages, VMLOOP_XEN_GREFS);
+	unsigned int total = chain + pages;
 	struct vmloop_xen_offer *offer;
 	grant_ref_t head;
 	unsigned int i;
@@ -143,33 +149,60 @@ static struct vmloop_xen_offer *try_to_make(domid_t peer, u32 ring_size,
 	BUILD_BUG_ON(offsetof(struct vmloop_xen_descriptor, gref) != 40);
 	BUILD_BUG_ON(PAGE_SIZE != VMLOOP_XEN_PAGE);
 
-	vmloop_xen_plan(&header, ring_size, lanes);
-	pages = header.size / VMLOOP_XEN_PAGE;
-	chain = DIV_ROUND_UP(pages, VMLOOP_XEN_GREFS);
-	total = chain + pages;
-	if (!within_budget(total))
+	if (!take_budget(total))
 		return ERR_PTR(-ENOSPC);
 	offer = offer_alloc(total);
-	if (!offer)
+	if (!offer) {
+		atomic_sub(total, &vmloop_xen_granted);
 		return ERR_PTR(-ENOMEM);
+	}
 	offer->peer = peer;
 	offer->base = offer->area + chain * PAGE_SIZE;
-	offer->size = header.size;
+	offer->size = (size_t)pages * VMLOOP_XEN_PAGE;
+	offer->pages = offer->page + chain;
 
 	if (gnttab_alloc_grant_references(total, &head)) {
+		atomic_sub(total, &vmloop_xen_granted);
 		offer_free(offer);
 		return ERR_PTR(-ENOSPC);
 	}
-	memcpy(offer->base, &header, sizeof(header));
 	for (i = 0; i < total; i++) {
 		offer->gref[i] = gnttab_claim_grant_reference(&head);
 		gnttab_grant_foreign_access_ref(offer->gref[i], peer,
 						xen_page_to_gfn(offer->page[i]),
-						0);
+						readonly);
 	}
-	atomic_add(total, &vmloop_xen_granted);
 	fill_descriptor(offer, chain);
 	return offer;
+}
+
+static struct vmloop_xen_offer *try_to_make(domid_t peer, u32 ring_size,
+					    bool lanes)
+{
+	struct vmloop_shm_header header;
+	struct vmloop_xen_offer *offer;
+
+	vmloop_xen_plan(&header, ring_size, lanes);
+	offer = grant(peer, header.size / VMLOOP_XEN_PAGE, false);
+	/* Nobody has heard of it so far; whoever maps it by a guess finds no region. */
+	if (!IS_ERR(offer))
+		memcpy(offer->base, &header, sizeof(header));
+	return offer;
+}
+
+/**
+ * vmloop_xen_window_make() - make a window and grant it to a peer, to be read
+ * @peer: to which domain
+ * @size: bytes, whole pages
+ *
+ * Return: the offer, or an error pointer: -EBUSY while the peer holds on to
+ * pages of an earlier one, -ENOMEM, -ENOSPC.
+ */
+struct vmloop_xen_offer *vmloop_xen_window_make(domid_t peer, u32 size)
+{
+	if (is_in_quarantine(peer))
+		return ERR_PTR(-EBUSY);
+	return grant(peer, size / VMLOOP_XEN_PAGE, true);
 }
 
 /**
@@ -256,16 +289,20 @@ static void quarantine_work_fn(struct work_struct *work)
 {
 	struct delayed_work *again = to_delayed_work(work);
 	struct vmloop_xen_offer *offer, *next;
+	bool more;
 
+	mutex_lock(&quarantine_mutex);
 	list_for_each_entry_safe(offer, next, &quarantine, list) {
 		if (revoke(offer, true))
 			continue;
-		pr_info("vmloop_xen: domain %u has let go of its last page\n",
-			offer->peer);
+		pr_info_ratelimited("vmloop_xen: domain %u has let go of its last page\n",
+				    offer->peer);
 		list_del(&offer->list);
 		offer_free(offer);
 	}
-	if (!list_empty(&quarantine))
+	more = !list_empty(&quarantine);
+	mutex_unlock(&quarantine_mutex);
+	if (more)
 		queue_delayed_work(vmloop_xen_queue, again, QUARANTINE_POLL);
 }
 
@@ -294,9 +331,11 @@ void vmloop_xen_offer_end(struct vmloop_xen_offer *offer)
 	offer->area = NULL;
 	offer->base = NULL;
 	atomic_add(left, &vmloop_xen_quarantined);
-	pr_warn("vmloop_xen: domain %u still maps %u pages of a channel that is closed: they stay aside until it lets go\n",
-		offer->peer, left);
+	pr_warn_ratelimited("vmloop_xen: domain %u still maps %u pages of a channel or a window that is closed: they stay aside until it lets go\n",
+			    offer->peer, left);
+	mutex_lock(&quarantine_mutex);
 	list_add_tail(&offer->list, &quarantine);
+	mutex_unlock(&quarantine_mutex);
 	queue_delayed_work(vmloop_xen_queue, &quarantine_work, QUARANTINE_POLL);
 }
 

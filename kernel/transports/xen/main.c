@@ -57,7 +57,7 @@ static const struct kernel_param_ops counter = {
 module_param_cb(granted, &counter, &vmloop_xen_granted, 0444);
 MODULE_PARM_DESC(granted, "read-only: pages granted to peers, with those in quarantine");
 module_param_cb(quarantined, &counter, &vmloop_xen_quarantined, 0444);
-MODULE_PARM_DESC(quarantined, "read-only: pages that peers still map though their channel is closed");
+MODULE_PARM_DESC(quarantined, "read-only: pages that peers still map though their channel or window is closed");
 module_param_cb(mapped, &counter, &vmloop_xen_mapped, 0444);
 MODULE_PARM_DESC(mapped, "read-only: pages of peers that are mapped");
 module_param_cb(channels, &counter, &vmloop_xen_channels, 0444);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * map.c - side 1's memory: maps pages that a peer granted, one behind the
+ * map.c - memory that a peer made: maps the pages that it granted, one behind the
  * other in kernel addresses, and unmaps them.
  *
- * Owns the mappings and what holds their place. Context: works of our queue,
- * so nothing here needs a lock.
+ * Owns the mappings and what holds their place. Context: process context; whoever has a
+ * mapping uses it alone.
  *
  * A guest whose physical addresses Xen translates (PVH, HVM) gives each page a
  * place among its own physical addresses, where it has no memory of its own;
@@ -42,9 +42,10 @@ static bool is_translated(void)
 	return xen_feature(XENFEAT_auto_translated_physmap);
 }
 
-static u32 map_flags(void)
+static u32 map_flags(const struct vmloop_xen_mapping *mapping)
 {
-	return GNTMAP_host_map | (is_translated() ? 0 : GNTMAP_contains_pte);
+	return GNTMAP_host_map | (is_translated() ? 0 : GNTMAP_contains_pte) |
+	       (mapping->readonly ? GNTMAP_readonly : 0);
 }
 
 #ifdef CONFIG_XEN_PV
@@ -110,7 +111,7 @@ static int map_batch(struct vmloop_xen_mapping *mapping, domid_t peer,
 		address = host_address(mapping, first + i);
 		if (!address)
 			return -EFAULT;
-		gnttab_set_map_op(&op[i], address, map_flags(),
+		gnttab_set_map_op(&op[i], address, map_flags(mapping),
 				  gref[first + i], peer);
 	}
 	/*
@@ -141,7 +142,7 @@ static unsigned int unmap_all(struct vmloop_xen_mapping *mapping)
 	for (i = 0; i < mapping->count; i++) {
 		if (mapping->handle[i] != INVALID_GRANT_HANDLE) {
 			gnttab_set_unmap_op(&op[n], host_address(mapping, i),
-					    map_flags(), mapping->handle[i]);
+					    map_flags(mapping), mapping->handle[i]);
 			op[n].status = GNTST_general_error;
 			index[n++] = i;
 		}
@@ -191,7 +192,8 @@ static int place(struct vmloop_xen_mapping *mapping, unsigned int count)
 		goto err_alloc;
 	for (i = mapping->places; i < count; i++)
 		at[i] = at[0];
-	mapping->base = vmap(at, count, VM_MAP, PAGE_KERNEL);
+	mapping->base = vmap(at, count, VM_MAP, mapping->readonly ? PAGE_KERNEL_RO :
+								    PAGE_KERNEL);
 	if (!mapping->base) {
 		err = -ENOMEM;
 		goto err_vmap;
@@ -217,7 +219,7 @@ err_alloc:
 
 /**
  * vmloop_xen_map() - map what a peer granted
- * @mapping: set on success
+ * @mapping: set on success; all zero before, but for @readonly
  * @peer: which domain granted it
  * @gref: its grants; any value, Xen checks them
  * @count: how many

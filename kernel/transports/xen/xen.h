@@ -6,11 +6,12 @@
  * Nearly all of it runs on one ordered workqueue, so that what only works of
  * that queue touch needs no lock: "queue" in what follows. The core calls the
  * transport's operations under its mutex; they take a spin lock of ours, note
- * what is wanted, and queue a work. XenStore is talked to from the queue, and
- * when the module comes and goes, or the guest is suspended.
+ * what is wanted, and queue a work. Only windows are granted, mapped and unmapped
+ * right there. XenStore is talked to from the queue, and when the module comes and
+ * goes, or the guest is suspended.
  *
- * Lock order: the core mutex, then channels_lock or says_lock, which are
- * leaves and never held at the same time.
+ * Lock order: the core mutex, then channels_lock, says_lock or the quarantine's mutex, which
+ * are leaves and never held at the same time.
  */
 #ifndef VMLOOP_XEN_H
 #define VMLOOP_XEN_H
@@ -53,14 +54,16 @@ bool vmloop_xen_mac(const char **at, u8 *mac);
 bool vmloop_xen_ip(const char *word, struct vmloop_msg_address *address);
 
 /**
- * struct vmloop_xen_offer - a region that we made, and granted to one peer
- * @list: in the quarantine
+ * struct vmloop_xen_offer - a region or a window that we made, and granted to one peer
+ * @list: in the quarantine, or among its channel's windows that are to be revoked
  * @peer: to which domain
  * @area: descriptor pages, then the region; NULL in the quarantine
  * @base: the region
  * @size: bytes of the region
  * @total: pages of @area
  * @page: those pages
+ * @pages: those of the region alone
+ * @deadline: of a window's that is to be revoked: how long it is tried, in jiffies
  * @gref: their grants, INVALID_GRANT_REF for those that are revoked
  */
 struct vmloop_xen_offer {
@@ -71,14 +74,17 @@ struct vmloop_xen_offer {
 	size_t size;
 	unsigned int total;
 	struct page **page;
+	struct page **pages;
 	grant_ref_t *gref;
+	unsigned long deadline;
 };
 
-/* grant.c; queue, but for the last, which runs while that is empty */
+/* grant.c; queue, windows of the core mutex as well; the last runs while the queue is empty */
 void vmloop_xen_plan(struct vmloop_shm_header *header, u32 ring_size,
 		     bool lanes);
 struct vmloop_xen_offer *vmloop_xen_offer_make(domid_t peer, u32 ring_size,
 					       bool lanes);
+struct vmloop_xen_offer *vmloop_xen_window_make(domid_t peer, u32 size);
 bool vmloop_xen_offer_revoke(struct vmloop_xen_offer *offer);
 void vmloop_xen_offer_end(struct vmloop_xen_offer *offer);
 void vmloop_xen_grant_exit(void);
@@ -91,6 +97,7 @@ void vmloop_xen_grant_exit(void);
  * @places: one for each page; on PV a single one, which only keeps the place
  *	in the page tables
  * @handle: what Xen calls each mapping
+ * @readonly: nothing can be written there; set by the caller, before
  */
 struct vmloop_xen_mapping {
 	void *base;
@@ -98,15 +105,16 @@ struct vmloop_xen_mapping {
 	struct page **page;
 	unsigned int places;
 	grant_handle_t *handle;
+	bool readonly;
 };
 
-/* map.c; queue */
+/* map.c; process context */
 int vmloop_xen_map(struct vmloop_xen_mapping *mapping, domid_t peer,
 		   const grant_ref_t *gref, unsigned int count);
 void vmloop_xen_unmap(struct vmloop_xen_mapping *mapping);
 
 /**
- * struct vmloop_xen_accepted - a region that a peer made, mapped
+ * struct vmloop_xen_accepted - a region or a window that a peer made, mapped
  * @head: first page of its descriptor
  * @region: the region
  */
@@ -115,9 +123,11 @@ struct vmloop_xen_accepted {
 	struct vmloop_xen_mapping region;
 };
 
-/* accept.c; queue */
+/* accept.c; process context */
 int vmloop_xen_accept(struct vmloop_xen_accepted *accepted, domid_t peer,
 		      grant_ref_t gref);
+int vmloop_xen_accept_window(struct vmloop_xen_accepted *accepted, domid_t peer,
+			     grant_ref_t gref, u32 size);
 void vmloop_xen_accept_end(struct vmloop_xen_accepted *accepted);
 
 /* What dom0 wants done with a channel. */
@@ -155,7 +165,13 @@ struct vmloop_xen_told {
 /* channel.c; queue */
 void vmloop_xen_channels_tell(const struct vmloop_xen_told *told,
 			      unsigned int count, const u32 *ring_size);
+/* window.c; core mutex held */
+extern const struct vmloop_window_ops vmloop_xen_windows;
+
 /* channel.c; core mutex held */
+domid_t vmloop_xen_peer_of(const struct vmloop_link *link);
+bool vmloop_xen_is_revoking(const struct vmloop_link *link);
+void vmloop_xen_revoke_later(struct vmloop_link *link, struct vmloop_xen_offer *offer);
 void vmloop_xen_report(struct vmloop_transport *transport, u32 tag, u32 state);
 /* channel.c; process context, nothing else is queued */
 void vmloop_xen_channels_begin(void);
