@@ -24,6 +24,8 @@ MOST = 4
 """Windows that an end may have: VMLOOP_WINDOWS_MAX."""
 KIND = 15
 """VMLOOP_LANE_WINDOW."""
+RECORDS = 6
+"""VMLOOP_LANE_TOY_RECORDS."""
 PARAMETERS = "/sys/module/vmloop_{}/parameters/{}"
 
 
@@ -100,6 +102,19 @@ def test_end(stage: str, lanes: Lanes, end: str, held: int) -> None:
         refused = host.run([str(TOOLS / "toy"), "keep", str(PEER), "records", str(SIZE)], check=False)
         assert refused.code and "no window: Permission denied" in refused.err, refused.err
         assert lanes.toy("churn", PEER, "records", RING, 10, 2)["bytes"] > 0, "lanes go on"
+
+
+def test_policy_of_its_lanes(stage: str, lanes: Lanes) -> None:
+    """A window goes with the lanes that refer to it, whatever its program does: here it stands still."""
+    host, without = lanes.host, PARAMETERS.format("loopback", "without")
+    with keep(host) as one:
+        one.wait_for("ready", 30)
+        host.run("pkill -STOP -x toy")
+        host.run(f"echo {1 << RECORDS},{1 << RECORDS} >{without}")
+        until(lambda: not memory_of_windows(host), 10, "memory of windows is free again")
+        host.run(f"pkill -CONT -x toy; echo 0,0 >{without}")
+        account(one.wait(60))
+    assert lanes.toy("refer", PEER, "records", SIZE, 1, 1)["windows"] > 0
 
 
 def test_no_more_than_there_may_be(stage: str, lanes: Lanes) -> None:
