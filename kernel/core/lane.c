@@ -661,18 +661,17 @@ void vmloop_lane_shut(struct vmloop_lane *lane, u32 reason)
 }
 EXPORT_SYMBOL_GPL(vmloop_lane_shut);
 
+/* Whether our path needs the lane yet, though it produces nothing more. */
 static bool is_busy(const struct vmloop_lane *lane)
 {
 	return lane->path->lane_busy && lane->path->lane_busy(lane);
 }
 
-/* Whether both sides have consumed what there is, and our path needs the lane no longer. */
-static bool is_done_with(struct vmloop_lane *lane)
+/* Whether both sides have consumed what there is. */
+static bool both_have_read(struct vmloop_lane *lane)
 {
 	bool drained;
 
-	if (is_busy(lane))
-		return false;
 	spin_lock_bh(&lane->tx_lock);
 	drained = vmloop_ring_drained(&lane->tx);
 	spin_unlock_bh(&lane->tx_lock);
@@ -693,7 +692,7 @@ static bool is_drained(struct vmloop_lane *lane)
 		return true;
 	/* The peer must have stopped, or there may be more to consume. */
 	return vmloop_life_step(life->theirs) == VMLOOP_LIFE_CLOSING &&
-	       is_done_with(lane);
+	       both_have_read(lane);
 }
 
 /* Looking ---------------------------------------------------------------- */
@@ -970,7 +969,8 @@ bool vmloop_lanes_are_drained(struct vmloop_channel *channel)
 	struct vmloop_lane *lane;
 
 	list_for_each_entry(lane, &channel->lanes, list)
-		if (lane->phase == VMLOOP_LANE_CLOSING && !is_done_with(lane))
+		if (lane->phase == VMLOOP_LANE_CLOSING &&
+		    (is_busy(lane) || !both_have_read(lane)))
 			return false;
 	return true;
 }

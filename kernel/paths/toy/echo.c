@@ -51,7 +51,7 @@ static unsigned int hold_ms;
 module_param(hold_ms, uint, 0600);
 MODULE_PARM_DESC(hold_ms, "for tests: how long echoes use a window for each reference, in ms");
 
-/* Windows that are to be let go of; each is for a moment. */
+/* How many windows are going: meanwhile no echo holds a reference any longer. */
 static atomic_t letting_go = ATOMIC_INIT(0);
 
 /* One step. False: nothing is left to do before the doorbell. */
