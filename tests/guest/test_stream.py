@@ -144,6 +144,36 @@ def test_switching(stage: str, streams: Streams, request: pytest.FixtureRequest)
     assert streams.counter("rx_bytes") > 1 << 20
 
 
+HOLE = (
+    "add table ip hole; add chain ip hole out { type filter hook output priority 0; }; "
+    f"add rule ip hole out tcp dport {PORT} meta length > 400 counter drop"
+)
+OUTAGE = 75
+"""Seconds in which no data comes by TCP; bytes of lanes are kept for those that come before them."""
+
+
+def test_tcp_that_owes_for_long(stage: str, streams: Streams) -> None:
+    """Connections go back to TCP while it owes bytes from before their lanes, and brings none of them for a minute."""
+    host = streams.host
+    streams.leave_after(1)
+    with duplex(streams, 4, 600) as client:
+        until(lambda: streams.counter("rx_bytes") > 1 << 20, 30, "bytes that came by lanes")
+        host.run(inside("a", "nft", HOLE))
+        for _ in range(10):
+            host.run(f"echo 1 >{PARAMETERS}/go_back; sleep 1")
+        before = streams.counter("back")
+        waiting = streams.counter("paired") - before
+        host.run(f"sleep {OUTAGE - 10}", timeout=OUTAGE + 60)
+        assert streams.counter("back") == before and waiting > 0, "ends wait for what TCP owes"
+        assert " packets 0 " not in host.run(inside("a", "nft", "list table ip hole")).out
+        host.run(inside("a", "nft", "delete table ip hole"))
+        until(lambda: streams.counter("back") > before or client.poll() is not None, 180, "lanes come and go again")
+        client.terminate()
+        result = client.wait(180)
+    assert result.code == 0, result.err
+    assert streams.counter("reset") == 0
+
+
 @pytest.mark.main("without the packet path no connection ever got a lane")
 def test_without_packets(stage: str, streams: Streams) -> None:
     """The stream path asks for the channel itself."""

@@ -84,6 +84,7 @@ int stream_lane_open(struct vmloop_lane *lane)
 	stream->closed = false;
 	stream->kept_bytes = 0;
 	stream->kept_most = 0;
+	stream->kept_since = 0;
 	stream->room = STREAM_ROOM;
 	stream->up = false;
 	stream->ended = false;

@@ -259,6 +259,8 @@ struct stream_spin {
  * @kept_bytes: how many were kept in the life of the lane
  * @kept_most: how many may be kept: twice what the lane's rings could hold at once
  * @kept_memory: what those in @kept take, in bytes
+ * @kept_next: how far TCP was when it last came nearer to those; of @work, as the next
+ * @kept_since: when that was, in jiffies; 0: not looked at yet
  * @rcvbuf: the size of the receive buffer before it grew for those, and for the peer's
  *	answer
  * @rcvbuf_set: and the one that it was given; 0: it has not grown, or is as before
@@ -353,6 +355,8 @@ struct stream {
 	u32 kept_bytes;
 	u32 kept_most;
 	long kept_memory;
+	u32 kept_next;
+	unsigned long kept_since;
 	int rcvbuf;
 	int rcvbuf_set;
 	int room;

@@ -44,15 +44,18 @@
 /* A connection that has ended, by a reset too, waits so long for the peer's word of a lane. */
 #define GONE_TIME	(2 * HZ)
 
-/*
- * So long bytes of a lane are kept while TCP has not what is before them: they take memory
- * that is there for all connections. Where there is no memory, what was kept of a connection
- * that cannot go on is lost after that time.
- */
-#define KEPT_TIME	(60 * HZ)
-
 /* What is kept of all connections takes no more, in bytes: no socket has paid for it yet. */
 #define KEPT_MAX	(64L << 20)
+
+/*
+ * Bytes of a lane are kept while TCP has not what is before them, which on a slow way takes
+ * minutes. Where this much is kept, a connection whose TCP has not come nearer by KEPT_STEP for so
+ * long has to make room. Where there is no memory, what was kept of a connection
+ * that cannot go on is lost after that time.
+ */
+#define KEPT_MUCH	(KEPT_MAX / 4)
+#define KEPT_STEP	(256U << 10)
+#define KEPT_TIME	(60 * HZ)
 
 static atomic_long_t kept_memory;
 
@@ -732,8 +735,23 @@ static struct socket *orphan_of(const struct stream *stream)
 	return smp_load_acquire(&stream->orphan);
 }
 
+/* Whether what is kept of the stream takes memory that others need, for nothing. */
+static bool is_stuck(struct stream *stream)
+{
+	u32 next = READ_ONCE(tcp_sk(stream->sk)->rcv_nxt);
+
+	if (skb_queue_empty_lockless(&stream->kept))
+		return false;
+	if (!stream->kept_since || next - stream->kept_next >= KEPT_STEP) {
+		stream->kept_next = next;
+		stream->kept_since = jiffies ?: 1;
+	}
+	return time_after(jiffies, stream->kept_since + KEPT_TIME) &&
+	       atomic_long_read(&kept_memory) > KEPT_MUCH;
+}
+
 /* Whether the peer has had its time. One that has answered takes the rest as TCP's window says. */
-static bool is_late(const struct stream *stream)
+static bool is_late(struct stream *stream)
 {
 	unsigned long time = ANSWER_TIME;
 
@@ -741,9 +759,8 @@ static bool is_late(const struct stream *stream)
 		time = ORPHAN_TIME;
 	else if (stream->answered)
 		return false;
-	if (!skb_queue_empty_lockless(&stream->kept))
-		time = KEPT_TIME;
-	return time_after(jiffies, READ_ONCE(stream->since) + time);
+	return is_stuck(stream) ||
+	       time_after(jiffies, READ_ONCE(stream->since) + time);
 }
 
 /* What became of the lane is known. */
