@@ -186,6 +186,7 @@ void vmloop_channel_shut(struct vmloop_channel *channel, bool peer_alive)
 
 	WRITE_ONCE(channel->state, VMLOOP_CHANNEL_CLOSING);
 	vmloop_peer_set_state(channel->peer, VMLOOP_CHANNEL_CLOSING, 0);
+	vmloop_windows_drop(channel, NULL);
 	vmloop_lanes_down(channel);
 
 	/* Pairs with the peer's acquire: all that we produced is published. */

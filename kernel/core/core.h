@@ -280,6 +280,7 @@ void vmloop_link_look(struct vmloop_link *link);
 void vmloop_link_look_in(struct vmloop_link *link, unsigned long delay);
 void vmloop_link_report(struct vmloop_link *link, u32 state);
 void vmloop_channels_adopt(struct vmloop_transport *transport);
+struct vmloop_channel *vmloop_link_channel(const struct vmloop_transport *transport, u32 tag);
 void vmloop_channels_report(struct vmloop_transport *transport);
 void vmloop_channels_look(struct vmloop_transport *transport);
 void vmloop_channels_end(const struct vmloop_path *path);
@@ -327,6 +328,7 @@ void vmloop_lanes_end(struct vmloop_channel *channel);
 
 /* window.c */
 extern const struct vmloop_path vmloop_windows;
+void vmloop_windows_drop(struct vmloop_channel *channel, const struct vmloop_path *path);
 const struct vmloop_path *vmloop_window_path(const struct vmloop_lane *lane);
 void vmloop_window_forget(const struct vmloop_lane *lane);
 

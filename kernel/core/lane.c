@@ -1106,6 +1106,7 @@ void vmloop_lanes_path_shut(struct vmloop_channel *channel,
 {
 	struct vmloop_lane *lane;
 
+	vmloop_windows_drop(channel, path);
 	list_for_each_entry(lane, &channel->lanes, list)
 		if (lane->path == path || vmloop_window_path(lane) == path)
 			lane_shut(lane, VMLOOP_REASON_KIND);

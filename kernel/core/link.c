@@ -77,6 +77,31 @@ struct vmloop_channel *vmloop_channel_next(struct vmloop_channel *channel)
 	return NULL;
 }
 
+static struct vmloop_link *link_find(const struct vmloop_transport *transport, u32 tag)
+{
+	struct vmloop_link *link;
+
+	list_for_each_entry(link, &links, list)
+		if (link->transport == transport && link->tag == tag)
+			return link;
+	return NULL;
+}
+
+/**
+ * vmloop_link_channel() - find a channel by its tag
+ * @transport: whose
+ * @tag: its tag
+ *
+ * Context: core mutex held.
+ * Return: the channel, or NULL.
+ */
+struct vmloop_channel *vmloop_link_channel(const struct vmloop_transport *transport, u32 tag)
+{
+	struct vmloop_link *link = link_find(transport, tag);
+
+	return link ? link_channel(link) : NULL;
+}
+
 /**
  * vmloop_channels_adopt() - begin channels for links whose peer is known now
  * @transport: whose links; NULL for all
@@ -244,17 +269,14 @@ EXPORT_SYMBOL_GPL(vmloop_link_remove);
  */
 void vmloop_channel_close(struct vmloop_transport *transport, u32 tag)
 {
-	struct vmloop_channel *channel = NULL;
+	struct vmloop_channel *channel;
 	struct vmloop_link *link;
 
 	mutex_lock(&vmloop_mutex);
-	list_for_each_entry(link, &links, list) {
-		if (link->transport != transport || link->tag != tag)
-			continue;
+	link = link_find(transport, tag);
+	if (link)
 		link->used = true;
-		channel = link_channel(link);
-		break;
-	}
+	channel = vmloop_link_channel(transport, tag);
 	if (channel)
 		vmloop_channel_shut(channel, true);
 	else if (transport->ops->report)
@@ -262,6 +284,28 @@ void vmloop_channel_close(struct vmloop_transport *transport, u32 tag)
 	mutex_unlock(&vmloop_mutex);
 }
 EXPORT_SYMBOL_GPL(vmloop_channel_close);
+
+/**
+ * vmloop_channel_lose() - a part of what a channel stands on goes away at once
+ * @transport: whose channel
+ * @tag: the channel
+ *
+ * After return there is no such channel, and nothing touches its windows. The peer is not
+ * waited for.
+ *
+ * Context: process context, takes the core mutex.
+ */
+void vmloop_channel_lose(struct vmloop_transport *transport, u32 tag)
+{
+	struct vmloop_channel *channel;
+
+	mutex_lock(&vmloop_mutex);
+	channel = vmloop_link_channel(transport, tag);
+	if (channel)
+		vmloop_channel_end(channel, false);
+	mutex_unlock(&vmloop_mutex);
+}
+EXPORT_SYMBOL_GPL(vmloop_channel_lose);
 
 /**
  * vmloop_channels_report() - tell a new agent how all channels stand

@@ -630,8 +630,9 @@ struct vmloop_window_memory {
  * @ours: this side owns it, and writes it; else it can only be read
  * @size: bytes
  * @memory: where it is, from window_up to window_close
- * @said: what the peer's path said of it, of a window of the peer's: untrusted
+ * @said: what the path of its owner says of it: of a window of the peer's it is untrusted
  * @lane: the core's: the lane that stands for it
+ * @is_being_made: the core's: it has no memory yet, and no lane
  * @up: the core's: window_up was called, and window_close was not
  * @uses: the core's: who uses it, and one while it is found
  * @refs: the core's: one for the core, others by vmloop_window_get()
@@ -648,6 +649,7 @@ struct vmloop_window {
 	u8 said[VMLOOP_WINDOW_BYTES];
 
 	struct vmloop_lane *lane;
+	bool is_being_made;
 	bool up;
 	atomic_t uses;
 	struct kref refs;
@@ -682,7 +684,9 @@ bool vmloop_window_has(const struct vmloop_window *window, u64 offset, u64 size)
  * struct vmloop_window_ops - how a transport shares windows; core mutex held
  * @make: memory of so many bytes for our window of that number, zeroed; the peer is to be
  *	able to read it, and nothing more. Fills in @memory and returns 0, or a negative errno.
- * @free: nothing of ours touches the memory of our window any more. The peer may have it yet:
+ *	-EINPROGRESS: vmloop_window_made() follows, unless @free comes before.
+ * @free: nothing of ours touches the memory of our window any more, or nothing wants it
+ *	any more that was to follow. The peer may have it yet:
  *	what it can read must not be used for anything else before it cannot.
  * @map: have the peer's window of that number, of so many bytes, and with that
  *	@memory->handle (untrusted). Fills in the rest. Returns 0 or a negative errno.
@@ -698,6 +702,9 @@ struct vmloop_window_ops {
 	void (*unmap)(struct vmloop_link *link, u32 number,
 		      struct vmloop_window_memory *memory);
 };
+
+void vmloop_window_made(struct vmloop_transport *transport, u32 tag, u32 number,
+			const struct vmloop_window_memory *memory);
 
 /* Transports ------------------------------------------------------------- */
 
@@ -790,6 +797,7 @@ void vmloop_directory_end(struct vmloop_transport *transport, u64 generation);
 void vmloop_peer_refused(struct vmloop_transport *transport, u64 peer,
 			 u32 reason, u32 retry_ms);
 void vmloop_channel_close(struct vmloop_transport *transport, u32 tag);
+void vmloop_channel_lose(struct vmloop_transport *transport, u32 tag);
 void vmloop_stats_report(struct vmloop_transport *transport,
 			 void (*report)(struct vmloop_transport *transport,
 					const struct vmloop_msg_stats *stats));

@@ -7,7 +7,8 @@
  * traffic: the owner opens that when the transport has made the memory, the peer accepts
  * it when it has the memory as well, and either closes it. So a window is
  * offered, refused, given up and lost as a lane is, by life.c's rules; its memory is
- * free when the lane has ended.
+ * free when the lane has ended. Before its memory is made a window has no lane: it is in the
+ * making, and ends with its channel, with its path, or when it is given up.
  *
  * A reference is a number, an offset and a size, which the peer wrote. The path has it
  * checked here, against the size that was agreed upon, and counts as a user
@@ -173,7 +174,7 @@ static bool size_is_good(u64 size)
 }
 
 /* The memory is there: tell the peer. */
-static int announce(struct vmloop_window *window, const u8 *say)
+static int announce(struct vmloop_window *window)
 {
 	const struct vmloop_window_lane what = {
 		.number = window->number,
@@ -189,10 +190,21 @@ static int announce(struct vmloop_window *window, const u8 *say)
 
 	BUILD_BUG_ON(sizeof(what) != sizeof(ask.say));
 	memcpy(ask.say, &what, sizeof(what));
-	memcpy(ask.say + offsetof(struct vmloop_window_lane, path), say,
+	memcpy(ask.say + offsetof(struct vmloop_window_lane, path), window->said,
 	       VMLOOP_WINDOW_BYTES);
 	lane = vmloop_channel_lane(window->channel, &vmloop_windows, &ask);
 	return PTR_ERR_OR_ZERO(lane);
+}
+
+static int may_have(const struct vmloop_channel *channel, const struct vmloop_path *path)
+{
+	if (channel->state == VMLOOP_CHANNEL_CLOSING)
+		return -ENOTCONN;
+	if (vmloop_path_find(path->kind) != path)
+		return -ENODEV;
+	if (!vmloop_policy_has(channel, path) || !vmloop_policy_has(channel, &vmloop_windows))
+		return -EACCES;
+	return 0;
 }
 
 /**
@@ -202,7 +214,7 @@ static int announce(struct vmloop_window *window, const u8 *say)
  * @ask: what it is to be
  *
  * The path's window_up comes when the peer has it as well; window_ended alone if the peer
- * does not want it.
+ * does not want it, or the memory cannot be had after all.
  *
  * Context: process context, from the path's channel_open or lane_up, or
  * vmloop_channel_do(). None of the path's window callbacks is called before this returns.
@@ -218,23 +230,24 @@ struct vmloop_window *vmloop_channel_window(struct vmloop_channel *channel,
 {
 	const struct vmloop_window_ops *ops = channel->link->windows;
 	struct vmloop_window *window;
-	u32 place = 0;
+	u32 place, tries;
 	int err;
 
 	lockdep_assert_held(&vmloop_mutex);
 	if (!channel->slots || !ops)
 		return ERR_PTR(-EOPNOTSUPP);
-	if (channel->state == VMLOOP_CHANNEL_CLOSING)
-		return ERR_PTR(-ENOTCONN);
-	if (vmloop_path_find(path->kind) != path)
-		return ERR_PTR(-ENODEV);
-	if (!vmloop_policy_has(channel, path) || !vmloop_policy_has(channel, &vmloop_windows))
-		return ERR_PTR(-EACCES);
+	err = may_have(channel, path);
+	if (err)
+		return ERR_PTR(err);
 	if (!size_is_good(ask->size))
 		return ERR_PTR(-EINVAL);
-	while (place < VMLOOP_WINDOWS_MAX && channel->windows[true][place])
-		place++;
-	if (place == VMLOOP_WINDOWS_MAX)
+	/* In turn: a transport may be busy with the one that was there before. */
+	for (tries = 0; tries < VMLOOP_WINDOWS_MAX; tries++) {
+		place = (channel->window_count + tries) % VMLOOP_WINDOWS_MAX;
+		if (!channel->windows[true][place])
+			break;
+	}
+	if (tries == VMLOOP_WINDOWS_MAX)
 		return ERR_PTR(-ENOSPC);
 
 	window = window_make(channel, path, true,
@@ -243,10 +256,15 @@ struct vmloop_window *vmloop_channel_window(struct vmloop_channel *channel,
 	if (!window)
 		return ERR_PTR(-ENOMEM);
 	window->priv = ask->priv;
+	memcpy(window->said, ask->say, sizeof(window->said));
 	err = ops->make(channel->link, window->number, window->size, &window->memory);
+	if (err == -EINPROGRESS) {
+		window->is_being_made = true;
+		return window;
+	}
 	if (err)
 		goto err_make;
-	err = announce(window, ask->say);
+	err = announce(window);
 	if (err)
 		goto err_announce;
 	return window;
@@ -259,6 +277,74 @@ err_make:
 	return ERR_PTR(err);
 }
 EXPORT_SYMBOL_GPL(vmloop_channel_window);
+
+/* One that has no lane, or none any more, ends: nothing of ours touches its memory. */
+static void window_drop(struct vmloop_window *window, u32 reason)
+{
+	window->is_being_made = false;
+	memory_free(window);
+	window_end(window, reason);
+}
+
+/**
+ * vmloop_window_made() - the memory of a window is there, or will not be
+ * @transport: whose make operation returned -EINPROGRESS for it
+ * @tag: of the channel
+ * @number: of the window
+ * @memory: as make fills it in; NULL: it cannot be had, and the transport has forgotten it
+ *
+ * A window that was given up meanwhile was freed by the transport's free operation: then
+ * nothing happens.
+ *
+ * Context: process context, takes the core mutex.
+ */
+void vmloop_window_made(struct vmloop_transport *transport, u32 tag, u32 number,
+			const struct vmloop_window_memory *memory)
+{
+	struct vmloop_channel *channel;
+	struct vmloop_window *window;
+	int err;
+
+	mutex_lock(&vmloop_mutex);
+	channel = vmloop_link_channel(transport, tag);
+	window = channel ? *place_of(channel, true, number) : NULL;
+	if (!window || window->number != number || !window->is_being_made)
+		goto out;
+	if (!memory) {
+		window_end(window, VMLOOP_REASON_ROOM);
+		goto out;
+	}
+	window->memory = *memory;
+	err = may_have(channel, window->path);
+	if (!err) {
+		window->is_being_made = false;
+		err = announce(window);
+	}
+	if (err)
+		window_drop(window, err == -EACCES ? VMLOOP_REASON_POLICY :
+						     VMLOOP_REASON_ROOM);
+out:
+	mutex_unlock(&vmloop_mutex);
+}
+EXPORT_SYMBOL_GPL(vmloop_window_made);
+
+/**
+ * vmloop_windows_drop() - end windows that are in the making
+ * @channel: a channel that is being shut, or whose path goes
+ * @path: those for lanes of this path only; NULL for all
+ */
+void vmloop_windows_drop(struct vmloop_channel *channel, const struct vmloop_path *path)
+{
+	struct vmloop_window *window;
+	u32 i;
+
+	lockdep_assert_held(&vmloop_mutex);
+	for (i = 0; i < VMLOOP_WINDOWS_MAX; i++) {
+		window = channel->windows[true][i];
+		if (window && window->is_being_made && (!path || window->path == path))
+			window_drop(window, VMLOOP_REASON_NONE);
+	}
+}
 
 /**
  * vmloop_window_shut() - give a window up
@@ -277,7 +363,9 @@ void vmloop_window_shut(struct vmloop_window *window, u32 reason)
 
 	mutex_lock(&vmloop_mutex);
 	channel = window->channel;
-	if (channel && channel->state != VMLOOP_CHANNEL_CLOSING)
+	if (channel && window->is_being_made)
+		window_drop(window, VMLOOP_REASON_NONE);
+	else if (channel && channel->state != VMLOOP_CHANNEL_CLOSING)
 		vmloop_lane_shut_locked(window->lane, reason);
 	mutex_unlock(&vmloop_mutex);
 }

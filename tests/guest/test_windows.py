@@ -65,6 +65,49 @@ def test_references(stage: str, lanes: Lanes) -> None:
     assert lanes.peers()["loopback0"]["state"] == "up"
 
 
+def make_ms(host: Machine, ms: int) -> None:
+    """From now on the memory of a window is there after so long, as where a host makes it; 0: at once."""
+    host.run(f"echo {ms} >{PARAMETERS.format('loopback', 'make_ms')}")
+
+
+@pytest.mark.main("a window whose memory comes later was taken for one that has it")
+def test_memory_comes_later(stage: str, lanes: Lanes) -> None:
+    """A path has its window in hand before there is memory for it."""
+    make_ms(lanes.host, 50)
+    said = lanes.toy("refer", PEER, "records", SIZE, 3, 5)
+    assert said["windows"] > MOST and said["referred"] > said["refused"] > 0, said
+
+
+@pytest.mark.parametrize("end", ["program", "off", "channel", "policy"])
+def test_end_before_memory(stage: str, lanes: Lanes, end: str) -> None:
+    """However a window ends that has no memory yet, what comes for it later is nobody's."""
+    host = lanes.host
+    make_ms(host, 2000)
+    with keep(host) as one:
+        until(lambda: memory_of_windows(host), 10, "the window is in the making")
+        if end == "program":
+            one.terminate()
+        elif end == "off":
+            host.run([str(TOOLS / "control"), "off"])
+        elif end == "channel":
+            host.run("rmmod vmloop_loopback")
+        else:
+            host.run(f"echo {1 << KIND},{1 << KIND} >{PARAMETERS.format('loopback', 'without')}")
+        done = one.wait(20)
+    if end != "program":
+        assert done.code == 1 and "no window: Connection refused" in done.err, done
+    if end == "channel":
+        return
+    make_ms(host, 0)
+    # Its memory comes while there is nothing that it is for.
+    host.run("sleep 2")
+    if end == "off":
+        host.run([str(TOOLS / "control"), "on"])
+    host.run(f"echo 0,0 >{PARAMETERS.format('loopback', 'without')}")
+    until(lambda: lanes.peers()["loopback0"]["state"] == "up", 30, "a channel")
+    assert lanes.toy("refer", PEER, "records", SIZE, 3, 1)["windows"] > 0
+
+
 MAIN = pytest.mark.main("a window's memory goes while it is used")
 IN_MAIN = {("transport", 1000), ("off", 50)}
 

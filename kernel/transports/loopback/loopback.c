@@ -103,6 +103,24 @@ struct window {
 /* By end, and by the remainders of their numbers; under the core mutex, as all that follows. */
 static struct window *windows[2][VMLOOP_WINDOWS_MAX];
 
+static unsigned int make_ms;
+module_param(make_ms, uint, 0600);
+MODULE_PARM_DESC(make_ms, "for tests: milliseconds after which a new window's memory is there, as where a host makes it; 0: at once");
+
+/**
+ * struct making - a window whose memory is told of later
+ * @work: tells
+ * @number: of the window
+ * @memory: what there is to tell
+ */
+struct making {
+	struct delayed_work work;
+	u32 number;
+	struct vmloop_window_memory memory;
+};
+
+static struct making makings[2][VMLOOP_WINDOWS_MAX];
+
 static unsigned int end_of(const struct vmloop_link *link)
 {
 	return link == &ends[1].link;
@@ -115,6 +133,36 @@ static void window_put(struct window *window)
 	vfree(window->base);
 	kvfree(window->pages);
 	kfree(window);
+}
+
+static struct making *making_of(unsigned int i)
+{
+	return &makings[i / VMLOOP_WINDOWS_MAX][i % VMLOOP_WINDOWS_MAX];
+}
+
+static void tell(struct work_struct *work)
+{
+	struct making *making = container_of(work, struct making, work.work);
+	bool second = making >= makings[1];
+
+	vmloop_window_made(&transport, ends[second].link.tag, making->number,
+			   &making->memory);
+}
+
+/* Returns -EINPROGRESS; 0 if it need not be told. */
+static int tell_later(struct vmloop_link *link, u32 number,
+		      const struct vmloop_window_memory *memory)
+{
+	struct making *making = &makings[end_of(link)][number % VMLOOP_WINDOWS_MAX];
+	unsigned int ms = READ_ONCE(make_ms);
+
+	if (!ms)
+		return 0;
+	/* That of a window that was given up finds that nobody waits for it. */
+	making->number = number;
+	making->memory = *memory;
+	mod_delayed_work(system_wq, &making->work, msecs_to_jiffies(ms));
+	return -EINPROGRESS;
 }
 
 static int window_make(struct vmloop_link *link, u32 number, u64 size,
@@ -145,14 +193,14 @@ static int window_make(struct vmloop_link *link, u32 number, u64 size,
 		.handle = number,
 		.priv = window,
 	};
-	return 0;
+	return tell_later(link, number, memory);
 }
 
 static void window_free(struct vmloop_link *link, u32 number,
 			struct vmloop_window_memory *memory)
 {
+	window_put(windows[end_of(link)][number % VMLOOP_WINDOWS_MAX]);
 	windows[end_of(link)][number % VMLOOP_WINDOWS_MAX] = NULL;
-	window_put(memory->priv);
 }
 
 /* A write of the end that may only read faults, as it would where pages are granted. */
@@ -323,6 +371,8 @@ static void channel_unmake(void)
 		return;
 	for (i = 0; i < ARRAY_SIZE(ends); i++)
 		vmloop_link_remove(&ends[i].link);
+	for (i = 0; i < 2 * VMLOOP_WINDOWS_MAX; i++)
+		cancel_delayed_work_sync(&making_of(i)->work);
 	vfree(region);
 	region = NULL;
 	tag = 0;
@@ -507,8 +557,11 @@ static int __init loopback_init(void)
 		.agent = 1,
 		.name = "loopback",
 	};
+	unsigned int i;
 	int err;
 
+	for (i = 0; i < 2 * VMLOOP_WINDOWS_MAX; i++)
+		INIT_DELAYED_WORK(&making_of(i)->work, tell);
 	broken_until = jiffies;
 	err = parse(ends[0].local_mac, ends[1].local_mac);
 	if (err)
