@@ -28,7 +28,7 @@
 
 #define VMLOOP_SHM_MAGIC	0x706f6f6c6d760a01ULL	/* "\1\nvmloop" */
 #define VMLOOP_SHM_MAJOR	1	/* differs: the two cannot talk */
-#define VMLOOP_SHM_MINOR	3	/* differs: the lower one's rules hold */
+#define VMLOOP_SHM_MINOR	4	/* differs: the lower one's rules hold */
 
 #define VMLOOP_SHM_PAGE		4096	/* unit of the layout, not of the CPU */
 #define VMLOOP_SHM_LANES	16	/* lanes that a region can have */
@@ -46,6 +46,7 @@
 #define VMLOOP_F_SPREAD		0x20ULL /* several packet lanes: vmloop_lanes.h */
 #define VMLOOP_F_CHANGES	0x40ULL /* VMLOOP_MSG_DIR_CHANGE; in a HELLO only */
 #define VMLOOP_F_MOVES		0x80ULL /* rings that move: lanes of version 2 */
+#define VMLOOP_F_WINDOWS	0x100ULL /* VMLOOP_MSG_WINDOW_AT; in a HELLO only */
 
 /**
  * struct vmloop_shm_header - first page of a region
@@ -252,6 +253,7 @@ struct vmloop_shm_receivers {
 #define VMLOOP_MSG_WANT		3	/* struct vmloop_msg_want */
 #define VMLOOP_MSG_STATE	4	/* struct vmloop_msg_state */
 #define VMLOOP_MSG_STATS	5	/* struct vmloop_msg_stats */
+#define VMLOOP_MSG_WINDOW	6	/* struct vmloop_msg_window; agent 1.4 */
 
 /* agent to guest */
 #define VMLOOP_MSG_WELCOME	32	/* struct vmloop_msg_welcome */
@@ -263,6 +265,7 @@ struct vmloop_shm_receivers {
 #define VMLOOP_MSG_STATS_GET	38	/* struct vmloop_msg_stats_get */
 #define VMLOOP_MSG_DIR_CHANGE	39	/* struct vmloop_msg_dir_change */
 #define VMLOOP_MSG_DIR_GONE	40	/* struct vmloop_msg_dir_gone */
+#define VMLOOP_MSG_WINDOW_AT	41	/* struct vmloop_msg_window_at */
 
 /**
  * struct vmloop_msg_hello - guest: I am here, tell me everything
@@ -333,6 +336,29 @@ struct vmloop_msg_want {
 	__u64 epoch;
 	__u32 attempt;
 	__u32 reserved;
+};
+
+/* vmloop_msg_window.state: how the guest stands to a window */
+#define VMLOOP_WINDOW_WANTED	1	/* it is to be made; of its owner */
+#define VMLOOP_WINDOW_HERE	2	/* its device is there */
+#define VMLOOP_WINDOW_GONE	3	/* done with it, or never had it; the device may go */
+
+/**
+ * struct vmloop_msg_window - guest: this is how I stand to a window of a channel
+ * @tag: the channel
+ * @number: of the window: vmloop_window_lane.number
+ * @ours: 1: the guest owns it; 0: its peer does
+ * @state: VMLOOP_WINDOW_WANTED, _HERE or _GONE
+ * @size: bytes, as in vmloop_window_lane; zero but with VMLOOP_WINDOW_WANTED
+ *
+ * The agent answers VMLOOP_WINDOW_WANTED with WINDOW_AT.
+ */
+struct vmloop_msg_window {
+	__u32 tag;
+	__u32 number;
+	__u32 ours;
+	__u32 state;
+	__u64 size;
 };
 
 /* vmloop_msg_state.state: how the guest stands to a channel */
@@ -520,6 +546,25 @@ struct vmloop_msg_refused {
 struct vmloop_msg_close {
 	__u32 tag;
 	__u32 reason;
+};
+
+#define VMLOOP_WINDOW_NOWHERE	(~0U)	/* vmloop_msg_window_at.place */
+
+/**
+ * struct vmloop_msg_window_at - agent: this device is a window of a channel
+ * @tag: the channel
+ * @number: of the window
+ * @ours: 1: the guest owns it; 0: its peer does
+ * @place: PCI bus << 8 | device << 3 | function, in domain 0; VMLOOP_WINDOW_NOWHERE: it
+ *	cannot be made
+ * @size: bytes of the window; its device's may be more
+ */
+struct vmloop_msg_window_at {
+	__u32 tag;
+	__u32 number;
+	__u32 ours;
+	__u32 place;
+	__u64 size;
 };
 
 /**

@@ -20,6 +20,10 @@ pub const VMLOOP_LANE_TOY_RECORDS: u32 = 6;
 pub const VMLOOP_LANE_TOY_BYTES: u32 = 7;
 /// Kind of the lanes that windows stand on.
 pub const VMLOOP_LANE_WINDOW: u32 = 15;
+/// Windows of one side of a channel, at most.
+pub const VMLOOP_WINDOWS_MAX: u32 = 4;
+/// Bytes of a window, at most.
+pub const VMLOOP_WINDOW_SIZE_MAX: u32 = 64 << 20;
 /// Lanes that packets of a pair are spread over, at most.
 pub const VMLOOP_PACKET_LANES: u32 = 8;
 /// Bytes of an entry: `struct vmloop_shm_entry`.
@@ -112,7 +116,8 @@ mod tests {
             VMLOOP_LANE_STREAM VMLOOP_LANE_TOY_RECORDS VMLOOP_LANE_TOY_BYTES VMLOOP_LANE_WINDOW VMLOOP_PACKET_LANES
             VMLOOP_LIFE_BITS VMLOOP_LIFE_FREE VMLOOP_LIFE_OPEN VMLOOP_LIFE_CLOSING VMLOOP_LIFE_CLOSED
             VMLOOP_LIFE_REFUSED VMLOOP_REASON_NONE VMLOOP_REASON_KIND VMLOOP_REASON_ROOM
-            VMLOOP_REASON_RING VMLOOP_REASON_PATH VMLOOP_NEWS_BITS);
+            VMLOOP_REASON_RING VMLOOP_REASON_PATH VMLOOP_NEWS_BITS VMLOOP_WINDOWS_MAX
+            VMLOOP_WINDOW_SIZE_MAX);
         structure!(Entry "vmloop_shm_entry" lane life reason bell pad0 features reserved path);
         structure!(News "vmloop_shm_news" groups pad0 groups_taken pad1 lanes lanes_taken);
         structure!(Table "vmloop_shm_table" state major minor features lanes reserved news);

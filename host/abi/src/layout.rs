@@ -39,7 +39,8 @@ pub fn layout() -> String {
     consts!(VMLOOP_SHM_MAGIC VMLOOP_SHM_MAJOR VMLOOP_SHM_MINOR VMLOOP_SHM_PAGE
         VMLOOP_SHM_LANES VMLOOP_REGION_CHANNEL VMLOOP_REGION_CONTROL VMLOOP_F_LARGE
         VMLOOP_F_GSO_UDP VMLOOP_F_ROUTED VMLOOP_F_RECEIVERS VMLOOP_F_LANES
-        VMLOOP_F_SPREAD VMLOOP_F_CHANGES VMLOOP_F_MOVES);
+        VMLOOP_F_SPREAD VMLOOP_F_CHANGES VMLOOP_F_MOVES
+        VMLOOP_F_WINDOWS);
     structure!(Header "vmloop_shm_header" magic major minor kind size side_offset side_size
         reserved data_offset data_size);
     consts!(VMLOOP_SIDE_ABSENT VMLOOP_SIDE_READY VMLOOP_SIDE_CLOSING VMLOOP_SIDE_CLOSED
@@ -58,14 +59,17 @@ pub fn layout() -> String {
     consts!(VMLOOP_RECEIVERS_MAX);
     structure!(Receivers "vmloop_shm_receivers" count reserved mac);
     consts!(VMLOOP_FRAME_MAX VMLOOP_MSG_HELLO VMLOOP_MSG_ADVERTISE VMLOOP_MSG_WANT
-        VMLOOP_MSG_STATE VMLOOP_MSG_STATS VMLOOP_MSG_WELCOME VMLOOP_MSG_DIR_BEGIN
+        VMLOOP_MSG_STATE VMLOOP_MSG_STATS VMLOOP_MSG_WINDOW VMLOOP_MSG_WELCOME VMLOOP_MSG_DIR_BEGIN
         VMLOOP_MSG_DIR_PEER VMLOOP_MSG_DIR_END VMLOOP_MSG_REFUSED VMLOOP_MSG_CLOSE
-        VMLOOP_MSG_STATS_GET VMLOOP_MSG_DIR_CHANGE VMLOOP_MSG_DIR_GONE);
+        VMLOOP_MSG_STATS_GET VMLOOP_MSG_DIR_CHANGE VMLOOP_MSG_DIR_GONE
+        VMLOOP_MSG_WINDOW_AT);
     structure!(Hello "vmloop_msg_hello" major minor cpus features version kernel);
     consts!(VMLOOP_ADDR_IPV4 VMLOOP_ADDR_IPV6 VMLOOP_ADVERTISE_MAX VMLOOP_PEER_IPS);
     structure!(Address "vmloop_msg_address" family prefix mac ip);
     structure!(Advertise "vmloop_msg_advertise" count reserved address);
     structure!(Want "vmloop_msg_want" peer epoch attempt reserved);
+    consts!(VMLOOP_WINDOW_WANTED VMLOOP_WINDOW_HERE VMLOOP_WINDOW_GONE);
+    structure!(Window "vmloop_msg_window" tag number ours state size);
     consts!(VMLOOP_STATE_UP VMLOOP_STATE_IDLE VMLOOP_STATE_CLOSED VMLOOP_STATE_BROKEN);
     structure!(State "vmloop_msg_state" tag state);
     structure!(Stats "vmloop_msg_stats" cookie tag tx_frames tx_bytes rx_frames rx_bytes
@@ -83,6 +87,8 @@ pub fn layout() -> String {
     consts!(VMLOOP_CLOSE_IDLE VMLOOP_CLOSE_POLICY VMLOOP_CLOSE_PEER_GONE
         VMLOOP_CLOSE_MIGRATION VMLOOP_CLOSE_DETACH);
     structure!(Close "vmloop_msg_close" tag reason);
+    consts!(VMLOOP_WINDOW_NOWHERE);
+    structure!(WindowAt "vmloop_msg_window_at" tag number ours place size);
     structure!(StatsGet "vmloop_msg_stats_get" cookie reserved);
     out
 }

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -115,9 +115,51 @@ pub fn create(name: &str, header: &Header) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
+/// Zeroed anonymous memory of a window: a power of two of bytes, as a PCI device's memory
+/// is, at least `size`. Its size is sealed; no path leads to it.
+///
+/// # Errors
+/// Those of memfd_create(2) and ftruncate(2).
+pub fn create_window(size: u64) -> io::Result<(OwnedFd, u64)> {
+    let size = size.next_power_of_two().max(shm::VMLOOP_SHM_PAGE);
+    let fd = memfd_create("vmloop-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&fd, size)?;
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
+    Ok((fd, size))
+}
+
+/// The owner of a window has mapped it: whoever opens or maps it from now on can only read
+/// (`F_SEAL_FUTURE_WRITE`).
+///
+/// # Errors
+/// Those of fcntl(2).
+pub fn seal_window(memory: impl AsFd) -> io::Result<()> {
+    Ok(fcntl_add_seals(memory, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_window_is_written_by_those_who_have_mapped_it() {
+        for (size, whole) in [(1, 4096), (4096, 4096), (12288, 16384), (64 << 20, 64 << 20)] {
+            let (fd, got) = create_window(size).expect("memory");
+            assert_eq!(
+                (got, rustix::fs::fstat(&fd).expect("a size").st_size as u64),
+                (whole, whole)
+            );
+        }
+        let (fd, size) = create_window(4096).expect("memory");
+        let file = File::from(fd);
+        file.write_all_at(b"before", 0).expect("written");
+        seal_window(&file).expect("sealed");
+        assert!(file.write_all_at(b"behind", 0).is_err());
+        assert!(file.set_len(2 * size).is_err());
+        let mut bytes = [0; 6];
+        file.read_exact_at(&mut bytes, 0).expect("read");
+        assert_eq!(&bytes, b"before");
+    }
 
     fn parts_fit(header: &Header) {
         let mut parts: Vec<(u64, u64)> = vec![(0, 4096)];

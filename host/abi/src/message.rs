@@ -8,10 +8,16 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::address::Address;
 use crate::directory::{DirectoryEntry, EntryKey};
+use crate::lanes::VMLOOP_WINDOW_SIZE_MAX;
 use crate::shm;
 
 /// Tags are from 1 to this.
 pub const TAG_MAX: u32 = 16383;
+
+/// Bytes of a window at most.
+pub const WINDOW_SIZE_MAX: u64 = VMLOOP_WINDOW_SIZE_MAX as u64;
+/// Bytes of its pages.
+const WINDOW_PAGE: u64 = 4096;
 
 /// Why a message of a guest was ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -38,6 +44,28 @@ pub enum ChannelState {
     Closed,
     /// The peer broke the protocol.
     Broken,
+}
+
+/// A window of a channel, as one of its guests names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WindowName {
+    /// 1 to [`TAG_MAX`]
+    pub tag: u32,
+    /// no other one's of its owner in this channel
+    pub number: u32,
+    /// The guest owns it; else its peer does.
+    pub ours: bool,
+}
+
+/// How a guest stands to a window; `VMLOOP_WINDOW_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowState {
+    /// It is to be made, with so many bytes: whole pages, 1 to [`WINDOW_SIZE_MAX`].
+    Wanted(u64),
+    /// Its device is there.
+    Here,
+    /// Done with it; the device may go.
+    Gone,
 }
 
 /// Counters of one channel, as one guest reports them.
@@ -106,6 +134,8 @@ pub enum GuestMessage {
         /// the counters
         counters: Counters,
     },
+    /// How I stand to a window of a channel.
+    Window(WindowName, WindowState),
 }
 
 /// Text from a fixed field: up to the first zero, other than printable ASCII
@@ -220,6 +250,33 @@ impl GuestMessage {
                     },
                 })
             }
+            shm::VMLOOP_MSG_WINDOW => {
+                let wire: shm::Window = head(kind, payload)?;
+                if !(1..=TAG_MAX).contains(&wire.tag) {
+                    return Err(Malformed::Range(kind, "tag"));
+                }
+                let ours = match wire.ours {
+                    0 => false,
+                    1 => true,
+                    _ => return Err(Malformed::Range(kind, "ours")),
+                };
+                let is_size = (1..=WINDOW_SIZE_MAX).contains(&wire.size);
+                let state = match wire.state {
+                    shm::VMLOOP_WINDOW_WANTED if !ours => {
+                        return Err(Malformed::Range(kind, "ours"));
+                    }
+                    shm::VMLOOP_WINDOW_WANTED
+                        if !is_size || !wire.size.is_multiple_of(WINDOW_PAGE) =>
+                    {
+                        return Err(Malformed::Range(kind, "size"));
+                    }
+                    shm::VMLOOP_WINDOW_WANTED => WindowState::Wanted(wire.size),
+                    shm::VMLOOP_WINDOW_HERE => WindowState::Here,
+                    shm::VMLOOP_WINDOW_GONE => WindowState::Gone,
+                    _ => return Err(Malformed::Range(kind, "state")),
+                };
+                Ok(Self::Window(WindowName { tag: wire.tag, number: wire.number, ours }, state))
+            }
             other => Err(Malformed::Type(other)),
         }
     }
@@ -276,6 +333,15 @@ pub enum AgentMessage {
     StatsGet {
         /// to be repeated in the answers
         cookie: u32,
+    },
+    /// Which device is a window.
+    WindowAt {
+        /// the window
+        name: WindowName,
+        /// PCI bus << 8 | device << 3 | function; None: it cannot be made
+        place: Option<u16>,
+        /// its bytes
+        size: u64,
     },
 }
 
@@ -356,6 +422,18 @@ impl AgentMessage {
                 shm::VMLOOP_MSG_STATS_GET,
                 shm::StatsGet { cookie: *cookie, reserved: 0 }.as_bytes().to_vec(),
             ),
+            Self::WindowAt { name, place, size } => (
+                shm::VMLOOP_MSG_WINDOW_AT,
+                shm::WindowAt {
+                    tag: name.tag,
+                    number: name.number,
+                    ours: name.ours.into(),
+                    place: place.map_or(shm::VMLOOP_WINDOW_NOWHERE, u32::from),
+                    size: *size,
+                }
+                .as_bytes()
+                .to_vec(),
+            ),
         }
     }
 }
@@ -408,6 +486,35 @@ mod tests {
             GuestMessage::parse(shm::VMLOOP_MSG_STATE, &payload),
             Ok(GuestMessage::State { tag: 3, state: ChannelState::Up })
         );
+    }
+
+    #[test]
+    fn windows_have_sizes_and_owners() {
+        let wire = shm::Window { tag: 7, number: 5, ours: 1, state: 1, size: 8192 };
+        let parse =
+            |wire: shm::Window| GuestMessage::parse(shm::VMLOOP_MSG_WINDOW, wire.as_bytes());
+        let name = WindowName { tag: 7, number: 5, ours: true };
+        assert_eq!(parse(wire), Ok(GuestMessage::Window(name, WindowState::Wanted(8192))));
+        let theirs = WindowName { ours: false, ..name };
+        let here = shm::Window { ours: 0, state: 2, size: 0, ..wire };
+        assert_eq!(parse(here), Ok(GuestMessage::Window(theirs, WindowState::Here)));
+        let gone = shm::Window { state: 3, size: 0, ..wire };
+        assert_eq!(parse(gone), Ok(GuestMessage::Window(name, WindowState::Gone)));
+        let largest = shm::Window { size: WINDOW_SIZE_MAX, ..wire };
+        assert!(parse(largest).is_ok());
+        for (wrong, what) in [
+            (shm::Window { tag: 0, ..wire }, "tag"),
+            (shm::Window { tag: TAG_MAX + 1, ..wire }, "tag"),
+            (shm::Window { ours: 0, ..wire }, "ours"),
+            (shm::Window { ours: 2, ..wire }, "ours"),
+            (shm::Window { state: 0, ..wire }, "state"),
+            (shm::Window { state: 4, ..wire }, "state"),
+            (shm::Window { size: 0, ..wire }, "size"),
+            (shm::Window { size: 4097, ..wire }, "size"),
+            (shm::Window { size: WINDOW_SIZE_MAX + 4096, ..wire }, "size"),
+        ] {
+            assert_eq!(parse(wrong), Err(Malformed::Range(shm::VMLOOP_MSG_WINDOW, what)));
+        }
     }
 
     #[test]
@@ -473,6 +580,12 @@ mod tests {
                         prop_assert!(version.is_ascii() && kernel.is_ascii());
                     }
                     GuestMessage::Stats { tag, .. } => prop_assert!(tag <= TAG_MAX),
+                    GuestMessage::Window(name, state) => {
+                        prop_assert!((1..=TAG_MAX).contains(&name.tag));
+                        if let WindowState::Wanted(size) = state {
+                            prop_assert!(name.ours && size <= WINDOW_SIZE_MAX && size % 4096 == 0);
+                        }
+                    }
                 }
             }
         }

@@ -38,7 +38,7 @@ constants! {
     /// Differs: the two cannot talk.
     VMLOOP_SHM_MAJOR: u16 = 1;
     /// Differs: the lower one's rules hold.
-    VMLOOP_SHM_MINOR: u16 = 3;
+    VMLOOP_SHM_MINOR: u16 = 4;
     /// Unit of the layout in bytes, not of the CPU.
     VMLOOP_SHM_PAGE: u64 = 4096;
     /// Lanes that a region can have.
@@ -63,6 +63,8 @@ constants! {
     VMLOOP_F_CHANGES: u64 = 1 << 6;
     /// Rings that move; of a lane of version 2 only.
     VMLOOP_F_MOVES: u64 = 1 << 7;
+    /// `VMLOOP_MSG_WINDOW_AT`; in a HELLO only.
+    VMLOOP_F_WINDOWS: u64 = 1 << 8;
 }
 
 wire! {
@@ -262,6 +264,8 @@ constants! {
     VMLOOP_MSG_STATE: u16 = 4;
     /// Guest to agent: counters of a channel.
     VMLOOP_MSG_STATS: u16 = 5;
+    /// Guest to agent: how I stand to a window.
+    VMLOOP_MSG_WINDOW: u16 = 6;
     /// Agent to guest: who you are.
     VMLOOP_MSG_WELCOME: u16 = 32;
     /// Agent to guest: a directory begins.
@@ -280,6 +284,8 @@ constants! {
     VMLOOP_MSG_DIR_CHANGE: u16 = 39;
     /// One entry that is not there any more.
     VMLOOP_MSG_DIR_GONE: u16 = 40;
+    /// Agent to guest: this device is a window.
+    VMLOOP_MSG_WINDOW_AT: u16 = 41;
 }
 
 wire! {
@@ -356,6 +362,14 @@ constants! {
     VMLOOP_STATE_CLOSED: u32 = 3;
     /// The peer broke the protocol.
     VMLOOP_STATE_BROKEN: u32 = 4;
+    /// It is to be made.
+    VMLOOP_WINDOW_WANTED: u32 = 1;
+    /// Its device is there.
+    VMLOOP_WINDOW_HERE: u32 = 2;
+    /// Done with it; the device may go.
+    VMLOOP_WINDOW_GONE: u32 = 3;
+    /// No place of a device: there is none.
+    VMLOOP_WINDOW_NOWHERE: u32 = !0;
 }
 
 wire! {
@@ -524,6 +538,34 @@ wire! {
         tag: u32,
         /// `VMLOOP_CLOSE_*`
         reason: u32,
+    }
+
+    /// See `struct vmloop_msg_window`.
+    struct Window {
+        /// the channel
+        tag: u32,
+        /// of the window
+        number: u32,
+        /// 1: the guest owns it
+        ours: u32,
+        /// `VMLOOP_WINDOW_*`
+        state: u32,
+        /// bytes
+        size: u64,
+    }
+
+    /// See `struct vmloop_msg_window_at`.
+    struct WindowAt {
+        /// the channel
+        tag: u32,
+        /// of the window
+        number: u32,
+        /// 1: the guest owns it
+        ours: u32,
+        /// PCI bus << 8 | device << 3 | function, or [`VMLOOP_WINDOW_NOWHERE`]
+        place: u32,
+        /// bytes
+        size: u64,
     }
 
     /// See `struct vmloop_msg_stats_get`.

@@ -227,6 +227,7 @@ impl Qemu {
                 Some(value) => value,
                 None => return Ok((generic("Property not found"), None)),
             },
+            "query-fdsets" => json!([]),
             "query-chardev" => {
                 let all = self.chardevs.borrow();
                 json!(all.keys().map(|id| json!({"label": id})).collect::<Vec<_>>())

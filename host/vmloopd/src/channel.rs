@@ -10,18 +10,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tracing::warn;
 use vmloop_abi::memory::Layout;
+use vmloop_abi::message::{WindowName, WindowState};
 use vmloop_abi::shm;
 
 use crate::end::{Failure, GuestEnd, Medium, Offer, Pending, Place, Region, Spec};
 use crate::event::{ChannelKey, Event, News, Post};
 use crate::mailbox;
 use crate::relayed::Relayed;
+use crate::window::Held;
+use crate::windows::Windows;
 
 /// How long the guest on side 0 may take to make the memory, if it does.
 const OFFER: Duration = Duration::from_secs(10);
+
+/// How long a guest may keep a window of a channel whose device it has given back, before
+/// that is said.
+const KEPT: Duration = Duration::from_secs(15);
+
+/// What is remembered of windows before a channel is open, at most: each side has four.
+const EARLY: usize = 16;
 
 /// What the broker tells a channel's task.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +44,8 @@ pub enum Command {
     Offer(usize, Offer),
     /// A side could not make the memory, or map it.
     Fail(Failure),
+    /// How a side stands to a window.
+    Window(usize, WindowName, WindowState),
 }
 
 /// A guest, as a channel's task knows it.
@@ -117,13 +129,15 @@ impl Task {
             }
         };
         let (regions, _relay) = made.map_or((None, None), |made| (Some(made.regions), made.relay));
+        let held: [Held; 2] = Default::default();
         let side = |number: usize| {
             let peer = &guests[1 - number];
             let (peer, epoch) = (peer.id, peer.epoch);
             let spec = Spec { tag, side: number, peer, epoch, layout, bells };
             let ((orders, inbox), (opened, is_open)) = (mailbox::mailbox(), oneshot::channel());
             let end = guests[number].place.end(spec);
-            let side = Side { number, end, orders: inbox, opened, voice: &voice };
+            let windows = &held[number];
+            let side = Side { number, end, orders: inbox, opened, windows, voice: &voice };
             let region = regions.as_ref().map(|regions| Arc::clone(&regions[number]));
             (side.run(region.zip(making.clone()), adopted), orders, is_open)
         };
@@ -135,6 +149,10 @@ impl Task {
             orders: [to_one, to_two],
             medium,
             adopted,
+            places: [&a.place, &b.place],
+            held: &held,
+            windows: None,
+            early: Vec::new(),
             drain: a.place.drain().max(b.place.drain()),
             closed: [false; 2],
             close_by: None,
@@ -207,7 +225,12 @@ async fn turn(
                 None => return Turn::Leaving,
                 Some(Command::Close) => return Turn::Never,
                 // No guest knows of it yet.
-                Some(Command::Closed(_) | Command::Offer(..) | Command::Fail(_)) => {}
+                Some(
+                    Command::Closed(_)
+                    | Command::Offer(..)
+                    | Command::Fail(_)
+                    | Command::Window(..),
+                ) => {}
             },
         }
     }
@@ -260,6 +283,8 @@ struct Side<'a> {
     orders: mailbox::Receiver<Order>,
     /// where it says whether its end could be opened
     opened: oneshot::Sender<bool>,
+    /// held as long as the guest may have an end of a window
+    windows: &'a Held,
     voice: &'a Voice<'a>,
 }
 
@@ -305,6 +330,14 @@ impl Side<'_> {
                 let _ = voice.post.events.try_send(Event::Channel { key, news: News::Stuck(side) });
             };
             self.end.remove(Box::new(slow)).await;
+            // Windows go at the same time, and what is left of one is memory that both share.
+            let mut waited = false;
+            while timeout(KEPT, async { *self.windows.write().await = true }).await.is_err() {
+                if !std::mem::replace(&mut waited, true) {
+                    warn!(tag, side, "the guest keeps the device of a window");
+                    voice.tell(News::Stuck(side)).await;
+                }
+            }
             voice.tell(News::SideGone(side)).await;
             Left::Gone
         }
@@ -322,6 +355,12 @@ struct Decider<'a> {
     orders: [mailbox::Sender<Order>; 2],
     medium: Medium,
     adopted: bool,
+    places: [&'a Arc<dyn Place>; 2],
+    held: &'a [Held; 2],
+    /// None before the first.
+    windows: Option<Box<Windows>>,
+    /// What was said of windows before the channel was open.
+    early: Vec<Command>,
     drain: Duration,
     /// sides that are done with it
     closed: [bool; 2],
@@ -343,6 +382,8 @@ impl Decider<'_> {
                 // Fails only when the agent ends.
                 let _ = self.decide(is_open).await;
             }
+            // What is said from now on is nobody's.
+            *self.commands = mailbox::mailbox().1;
         }
     }
 
@@ -353,8 +394,31 @@ impl Decider<'_> {
             Box::pin(self.drain()).await?;
         }
         self.voice.tell(News::Unplugging).await;
+        let mut windows = self.windows.take();
+        if let Some(windows) = &windows {
+            windows.end();
+        }
         self.order(|| Order::Remove);
+        if let Some(windows) = &mut windows {
+            Box::pin(self.end_windows(windows)).await?;
+        }
         Ok(())
+    }
+
+    /// Passes on what guests say of windows until all of those are gone.
+    async fn end_windows(&mut self, windows: &mut Windows) -> Result<(), Leaving> {
+        loop {
+            tokio::select! {
+                () = windows.gone() => return Ok(()),
+                command = self.commands.recv() => match command {
+                    None => return Err(Leaving),
+                    Some(Command::Window(side, name, state @ WindowState::Gone)) => {
+                        windows.hear(side, name, state).await;
+                    }
+                    Some(_) => {}
+                },
+            }
+        }
     }
 
     /// Tells both sides.
@@ -385,8 +449,12 @@ impl Decider<'_> {
                         None => return Err(Leaving),
                         Some(Command::Close) => self.close(),
                         Some(Command::Closed(side)) => self.closed[side] = true,
+                        // One guest may be quicker than we are.
+                        Some(command @ Command::Window(..)) if self.early.len() < EARLY => {
+                            self.early.push(command);
+                        }
                         // No guest knows of it yet.
-                        Some(Command::Offer(..) | Command::Fail(_)) => {}
+                        Some(Command::Offer(..) | Command::Fail(_) | Command::Window(..)) => {}
                     }
                     continue;
                 }
@@ -407,6 +475,11 @@ impl Decider<'_> {
 
     /// Waits until the channel is to be closed, for whatever reason.
     async fn serve(&mut self) -> Result<(), Leaving> {
+        for early in std::mem::take(&mut self.early) {
+            if let Command::Window(side, name, state) = early {
+                Box::pin(self.hear_window(side, name, state)).await;
+            }
+        }
         let mut offered = self.medium != Medium::Guest;
         let deadline = Instant::now() + OFFER;
         while self.close_by.is_none() {
@@ -427,6 +500,9 @@ impl Decider<'_> {
                     }
                 }
                 Ok(Some(Command::Offer(..))) => {}
+                Ok(Some(Command::Window(side, name, state))) => {
+                    Box::pin(self.hear_window(side, name, state)).await;
+                }
                 Ok(Some(Command::Fail(failure))) => {
                     // It has nothing that it could let go of.
                     self.closed[failure.side] = true;
@@ -443,6 +519,15 @@ impl Decider<'_> {
         Ok(())
     }
 
+    async fn hear_window(&mut self, side: usize, name: WindowName, state: WindowState) {
+        let windows = self.windows.get_or_insert_with(|| {
+            let places = self.places.map(Arc::clone);
+            let task = (self.voice.key, self.voice.post.clone());
+            Box::new(Windows::new(self.voice.tag, places, self.held.clone(), task))
+        });
+        windows.hear(side, name, state).await;
+    }
+
     /// Waits until both guests have let go of it, or had their time.
     async fn drain(&mut self) -> Result<(), Leaving> {
         let deadline = self.close_by.unwrap_or_else(Instant::now);
@@ -450,6 +535,11 @@ impl Decider<'_> {
             match timeout_at(deadline, self.commands.recv()).await {
                 Ok(Some(Command::Closed(side) | Command::Fail(Failure { side, .. }))) => {
                     self.closed[side] = true;
+                }
+                Ok(Some(Command::Window(side, name, state @ WindowState::Gone))) => {
+                    if let Some(windows) = &mut self.windows {
+                        Box::pin(windows.hear(side, name, state)).await;
+                    }
                 }
                 Ok(Some(_)) => {}
                 Ok(None) => return Err(Leaving),

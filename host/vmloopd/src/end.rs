@@ -7,13 +7,15 @@
 
 use std::future::Future;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::sync::Semaphore;
+use vmloop_abi::lanes::VMLOOP_WINDOWS_MAX;
 use vmloop_abi::memory::{self, Layout};
 
 use crate::limits::BELLS;
@@ -133,6 +135,39 @@ pub struct Spec {
     pub bells: u32,
 }
 
+/// Names a window of a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowId {
+    /// tag of the channel
+    pub tag: u32,
+    /// the side that owns it
+    pub owner: usize,
+    /// its number there
+    pub number: u32,
+}
+
+impl WindowId {
+    /// Whether only one of the two can be there at a time.
+    pub fn has_place_of(self, other: Self) -> bool {
+        let place = |id: Self| (id.owner, id.number % VMLOOP_WINDOWS_MAX);
+        place(self) == place(other)
+    }
+}
+
+/// A guest's end of a window.
+pub struct WindowEnd<'a> {
+    /// which window
+    pub id: WindowId,
+    /// its memory
+    pub memory: BorrowedFd<'a>,
+    /// bytes of that
+    pub size: u64,
+    /// The guest may write to it; else it can only read.
+    pub writes: bool,
+    /// False once nobody wants it any more: nothing is plugged then.
+    pub wanted: &'a AtomicBool,
+}
+
 /// Where a guest's ends of channels are made.
 pub trait Place: Send + Sync {
     /// Who makes memory and doorbells. Two guests can have a channel only if
@@ -152,6 +187,15 @@ pub trait Place: Send + Sync {
     /// Removes an end of an earlier agent that has lost the other one. Returns
     /// when it is gone, or the machine is.
     fn remove<'a>(&'a self, found: &'a Found, slow: Slow<'a>) -> Pending<'a, ()>;
+
+    /// Makes an end of a window that the host makes; where it is on the guest's PCI bus.
+    /// After an error, which is for people, something of it may be there:
+    /// [`Place::remove_window`] follows. Must run to its end.
+    fn window<'a>(&'a self, end: WindowEnd<'a>) -> Pending<'a, Result<u16, String>>;
+
+    /// Removes an end of a window, if there is one. Returns when it is gone, or the machine
+    /// is.
+    fn remove_window<'a>(&'a self, id: WindowId, slow: Slow<'a>) -> Pending<'a, ()>;
 }
 
 /// One end of one channel. It is opened or adopted once, then asked to let go,

@@ -10,7 +10,7 @@ use vmloop_api::{Problem, Request};
 
 use crate::answer::Reply;
 use crate::counters::Counters;
-use crate::end::{Failure, Offer};
+use crate::end::{Failure, Offer, WindowId};
 use crate::handle::Connected;
 use crate::machine::{Key, Machine, Moving, Nic};
 use crate::network::links::Links;
@@ -34,6 +34,29 @@ pub enum News {
     Stuck(usize),
     /// The end of one side is gone.
     SideGone(usize),
+    /// Where a side has its end of a window; None: it cannot be made.
+    Window {
+        /// the side, 0 or 1
+        side: usize,
+        /// the window
+        id: WindowId,
+        /// its bytes
+        size: u64,
+        /// on the guest's PCI bus
+        place: Option<u16>,
+    },
+    /// A window that was wanted is not, or will not be, there any more.
+    WindowGone {
+        /// the window
+        id: WindowId,
+    },
+    /// The end of one side of a window is gone.
+    WindowEndGone {
+        /// the side, 0 or 1
+        side: usize,
+        /// the window
+        id: WindowId,
+    },
     /// All is gone.
     Gone,
 }
@@ -179,6 +202,13 @@ pub enum Event {
         /// the guest
         key: Key,
         /// tag of the channel
+        tag: u32,
+    },
+    /// A window of an earlier agent is gone.
+    WindowGone {
+        /// the guest
+        key: Key,
+        /// tag of its channel
         tag: u32,
     },
     /// The host's network changed.

@@ -68,6 +68,9 @@ pub struct Connected {
     pub name: String,
     /// channels of an earlier agent
     pub found: Vec<Found>,
+    /// tags of the channels of windows that an earlier agent has left; each is told of when it
+    /// is gone ([`crate::event::Event::WindowGone`])
+    pub windows: Vec<u32>,
     /// the handle
     pub handle: Handle,
     /// the broker's answer: go on, or why not

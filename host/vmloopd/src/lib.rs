@@ -35,4 +35,6 @@ pub mod qemu;
 pub mod relayed;
 pub mod server;
 pub mod state;
+pub mod window;
+pub mod windows;
 pub mod xen;

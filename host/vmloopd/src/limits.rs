@@ -54,14 +54,19 @@ pub fn bells(guests: [Use; 2], most: u32) -> u32 {
     if lanes > 1 && guests.iter().all(have) { 1 + lanes } else { 1 }
 }
 
+/// Windows of which a guest has an end at a time: each takes a place for a device.
+pub const WINDOWS_OF_GUEST: usize = 16;
+
 /// Channels of one guest that are made at once; others wait for them.
 pub const AT_ONCE: usize = 4;
 
 /// What so many guests take at most: all have control devices made at the same time,
-/// and as many channels as they may.
+/// and as many channels and windows as they may.
 pub const fn descriptors(guests: u64) -> u64 {
     let making = guests * AT_ONCE as u64 / 2;
-    BASE + guests * (GUEST + CONTROL) + making * MAKING
+    // Memory of a window, until both guests have it.
+    let windows = guests * WINDOWS_OF_GUEST as u64 / 2;
+    BASE + guests * (GUEST + CONTROL) + making * MAKING + windows
 }
 
 #[cfg(test)]
@@ -109,7 +114,7 @@ mod tests {
     #[test]
     fn the_unit_grants_what_a_thousand_guests_take() {
         let needed = descriptors(1000);
-        assert_eq!(needed, 53_256);
+        assert_eq!(needed, 61_256);
         let [limit] = setting("LimitNOFILE")[..] else { panic!("one LimitNOFILE") };
         let limit: u64 = limit.parse().expect("a number");
         // The kernel's own bound for a process, fs.nr_open, is 1,048,576.

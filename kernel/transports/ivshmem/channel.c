@@ -53,6 +53,7 @@ int ivshmem_channel_add(struct ivshmem_device *device)
 	channel->link.base = device->base;
 	channel->link.size = device->size;
 	channel->link.ring = ring;
+	channel->link.windows = &ivshmem_windows;
 	device->priv = channel;
 	device->event = event;
 	return 0;
@@ -83,4 +84,5 @@ void ivshmem_channel_remove(struct ivshmem_device *device)
 	struct ivshmem_channel *channel = device->priv;
 
 	vmloop_link_remove(&channel->link);
+	ivshmem_window_forget(channel->link.tag);
 }

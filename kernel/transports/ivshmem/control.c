@@ -16,6 +16,9 @@
 
 #include "ivshmem.h"
 
+/* Agents from this version on know VMLOOP_MSG_WINDOW. */
+#define MINOR_OF_WINDOWS	4
+
 /* Messages handled before others get a turn. */
 #define BUDGET	256
 
@@ -131,7 +134,8 @@ static int send_hello(void)
 		.major = VMLOOP_SHM_MAJOR,
 		.minor = VMLOOP_SHM_MINOR,
 		.cpus = num_online_cpus(),
-		.features = vmloop_features() | VMLOOP_F_CHANGES,
+		.features = vmloop_features() | VMLOOP_F_CHANGES |
+			    VMLOOP_F_WINDOWS,
 		.version = VMLOOP_VERSION,
 	};
 
@@ -174,6 +178,40 @@ void ivshmem_control_end(void)
 	cancel_delayed_work_sync(&again);
 }
 
+static bool has_windows;	/* the agent makes them; set by the one work that receives */
+
+/**
+ * ivshmem_control_want() - ask the agent for a window of ours
+ * @window: what it is to be
+ *
+ * Context: any but hard interrupts.
+ * Return: 0; -EOPNOTSUPP if the agent is an older one; or another negative errno if the
+ * question could not be put.
+ */
+int ivshmem_control_want(const struct vmloop_msg_window *window)
+{
+	int err;
+
+	if (!READ_ONCE(has_windows))
+		return -EOPNOTSUPP;
+	err = send(VMLOOP_MSG_WINDOW, window, sizeof(*window));
+	if (!err)
+		ivshmem_look(LOOK_FOR_CHANNEL);
+	return err;
+}
+
+/**
+ * ivshmem_control_say() - tell the agent how we stand to a window
+ * @window: what to say
+ *
+ * Context: any but hard interrupts.
+ * Return: 0; -ENOTCONN without an agent; or another negative errno if it is lost.
+ */
+int ivshmem_control_say(const struct vmloop_msg_window *window)
+{
+	return send(VMLOOP_MSG_WINDOW, window, sizeof(*window));
+}
+
 static u32 stats_cookie;	/* used by the one work that receives */
 
 static void send_stats(struct vmloop_transport *transport,
@@ -197,7 +235,17 @@ union message {
 	struct vmloop_msg_stats_get stats_get;
 	struct vmloop_msg_dir_change change;
 	struct vmloop_msg_dir_gone gone;
+	struct vmloop_msg_window_at window;
 };
+
+static void welcome(const struct vmloop_msg_welcome *message)
+{
+	bool knows = message->major == VMLOOP_SHM_MAJOR &&
+		     message->minor >= MINOR_OF_WINDOWS;
+
+	WRITE_ONCE(has_windows, knows);
+	vmloop_agent_here(&ivshmem_transport, message);
+}
 
 static void handle(u16 type, u32 size, const union message *message)
 {
@@ -207,7 +255,7 @@ static void handle(u16 type, u32 size, const union message *message)
 	switch (type) {
 	case VMLOOP_MSG_WELCOME:
 		if (size >= sizeof(message->welcome))
-			vmloop_agent_here(transport, &message->welcome);
+			welcome(&message->welcome);
 		break;
 	case VMLOOP_MSG_DIR_BEGIN:
 		if (size >= sizeof(message->dir))
@@ -250,6 +298,10 @@ static void handle(u16 type, u32 size, const union message *message)
 		stats_cookie = message->stats_get.cookie;
 		vmloop_stats_report(transport, send_stats);
 		send_stats(transport, &end);
+		break;
+	case VMLOOP_MSG_WINDOW_AT:
+		if (size >= sizeof(message->window))
+			ivshmem_window_at(&message->window);
 		break;
 	default:
 		/* A newer agent may say what we do not know. */
@@ -474,8 +526,10 @@ void ivshmem_control_remove(struct ivshmem_device *device)
 	spin_lock_bh(&control_lock);
 	was_current = current_control == control;
 	spin_unlock_bh(&control_lock);
-	if (was_current)
+	if (was_current) {
 		vmloop_agent_gone(&ivshmem_transport);
+		ivshmem_window_doubt();
+	}
 	let_go(control);
 
 	/* Nothing is written to the region after this. */

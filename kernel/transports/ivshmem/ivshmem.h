@@ -79,11 +79,23 @@ void ivshmem_control_cancel(struct ivshmem_device *device);
 void ivshmem_control_start(struct ivshmem_device *device);
 void ivshmem_control_remove(struct ivshmem_device *device);
 void ivshmem_control_end(void);
+int ivshmem_control_want(const struct vmloop_msg_window *window);
+int ivshmem_control_say(const struct vmloop_msg_window *window);
 
 /* channel.c; process context, like probe and remove */
 int ivshmem_channel_add(struct ivshmem_device *device);
 int ivshmem_channel_start(struct ivshmem_device *device);
 void ivshmem_channel_remove(struct ivshmem_device *device);
+
+/* window.c; process context */
+extern const struct vmloop_window_ops ivshmem_windows;
+int ivshmem_window_add(struct pci_dev *pdev);
+void ivshmem_window_remove(struct pci_dev *pdev);
+void ivshmem_window_at(const struct vmloop_msg_window_at *message);
+void ivshmem_window_forget(u32 tag);
+void ivshmem_window_doubt(void);
+void ivshmem_window_end(void);
+void ivshmem_window_free(void);
 
 /* spare.c; process context */
 void ivshmem_spare_keep(struct pci_dev *pdev);

@@ -2,9 +2,10 @@
 /*
  * main.c - transport over QEMU's ivshmem-doorbell devices: the PCI driver.
  *
- * Owns the devices. Every device is either our control device or a channel's;
+ * Owns the devices. A device with doorbells is either our control device or a channel's;
  * its id, which the hypervisor gives, tells which. Devices that do not begin
- * with our magic are somebody else's.
+ * with our magic are somebody else's. A device without doorbells is a window of a channel,
+ * if the agent says so: window.c.
  *
  * Context: probe and remove run in process context under the device's lock.
  * Interrupts are asked for before, and freed before, the core sees the memory come
@@ -156,6 +157,11 @@ static int bells_request(struct ivshmem_device *device)
 	return err;
 }
 
+static bool has_doorbells(struct pci_dev *pdev)
+{
+	return pci_msix_vec_count(pdev) > 0;
+}
+
 static int probe_now(struct pci_dev *pdev)
 {
 	struct ivshmem_device *device;
@@ -163,6 +169,8 @@ static int probe_now(struct pci_dev *pdev)
 
 	if (pdev->revision != IVSHMEM_REVISION)
 		return -ENODEV;
+	if (!has_doorbells(pdev))
+		return ivshmem_window_add(pdev);
 
 	device = devm_kzalloc(&pdev->dev, sizeof(*device), GFP_KERNEL);
 	if (!device)
@@ -240,6 +248,10 @@ static void remove(struct pci_dev *pdev)
 {
 	struct ivshmem_device *device = pci_get_drvdata(pdev);
 
+	if (!device) {
+		ivshmem_window_remove(pdev);
+		return;
+	}
 	bells_free(device);
 	if (is_control(device))
 		ivshmem_control_remove(device);
@@ -259,6 +271,8 @@ static int resume(struct device *dev)
 	struct ivshmem_device *device = dev_get_drvdata(dev);
 	unsigned int i;
 
+	if (!device)
+		return 0;	/* a window has nothing to hear */
 	/* CPUs that went take no interrupts back when they return. */
 	for (i = 1; i < device->bells; i++)
 		bell_place(&device->bell[i]);
@@ -304,7 +318,9 @@ static int __init ivshmem_init(void)
 static void __exit ivshmem_exit(void)
 {
 	ivshmem_spare_end();
+	ivshmem_window_end();
 	pci_unregister_driver(&driver);
+	ivshmem_window_free();
 	vmloop_transport_unregister(&ivshmem_transport);
 	ivshmem_control_end();
 	ivshmem_look_end();

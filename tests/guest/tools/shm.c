@@ -6,6 +6,8 @@
  *	shm list                            the devices, as JSON
  *	shm mark TAG OFFSET HEX             write 16 bytes into a channel's region
  *	shm find HEX                        where the 16 bytes stand, in any device
+ *	shm scribble DEVICE                 whether a device's memory can be written; nothing
+ *	                                    else may use its first four bytes meanwhile
  *	shm list-attacks                    names, and what each one must lead to
  *	shm attack TAG NAME FROM TO [AS]    attack the peer behind a channel
  *	shm frame TAG HEX [FLAGS START OFFSET]
@@ -161,6 +163,23 @@ static void list(void)
 		comma = ",\n ";
 	}
 	puts("]");
+}
+
+static void scribble(const char *name)
+{
+	volatile uint32_t *word = NULL;
+	uint32_t before;
+	int n;
+
+	for (n = 0; n < device_count; n++)
+		if (!strcmp(devices[n].name, name))
+			word = (void *)devices[n].base;
+	if (!word)
+		fail("no device %s", name);
+	before = *word;
+	*word = ~before;
+	puts(*word == before ? "same" : "changed");
+	*word = before;
 }
 
 static void read_mark(const char *text, uint8_t *mark)
@@ -972,6 +991,8 @@ int main(int argc, char **argv)
 	find_devices();
 	if (!strcmp(what, "list")) {
 		list();
+	} else if (!strcmp(what, "scribble") && argc == 3) {
+		scribble(argv[2]);
 	} else if (!strcmp(what, "mark") && argc == 5) {
 		device = find_tag((uint32_t)atoi(argv[2]));
 		offset = strtoul(argv[3], NULL, 0);
@@ -999,7 +1020,7 @@ int main(int argc, char **argv)
 		begin();
 		send_hex(argv[3], &meta);
 	} else {
-		fail("usage: shm list | mark TAG OFFSET HEX | find HEX | list-attacks | attack TAG NAME FROM TO [AS] | frame TAG HEX [FLAGS START OFFSET]");
+		fail("usage: shm list | mark TAG OFFSET HEX | find HEX | scribble DEVICE | list-attacks | attack TAG NAME FROM TO [AS] | frame TAG HEX [FLAGS START OFFSET]");
 	}
 	return 0;
 }

@@ -139,7 +139,7 @@ impl Broker {
     /// A guest's task has connected: it is a guest, unless something is wrong
     /// with it.
     pub(super) fn connected(&mut self, connected: Connected) {
-        let Connected { key, machine, mut name, found, handle, go } = connected;
+        let Connected { key, machine, mut name, found, windows, handle, go } = connected;
         let arrival = self.guests.arriving.remove(&key);
         let arrived = arrival.is_some();
         if arrived {
@@ -170,12 +170,14 @@ impl Broker {
             routed: Vec::new(),
             found,
             orphans: HashSet::new(),
+            windows_left: windows,
             go: Some(go),
             awaited_by: arrival.map(|arrival| arrival.wanted).unwrap_or_default(),
             arrived: None,
             wants: Bucket::new(2.0, 20.0),
             departures: Bucket::new(0.2, 8.0),
             claims: Bucket::new(5.0, 20.0),
+            windows: Bucket::new(1.0, 8.0),
             hellos: Bucket::new(1.0, 5.0),
             complaints: Bucket::new(0.1, 3.0),
             later: Later::default(),

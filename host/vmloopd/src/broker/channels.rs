@@ -10,6 +10,7 @@ use vmloop_abi::shm;
 use vmloop_api as api;
 
 use crate::channel::Command;
+use crate::end::WindowId;
 use crate::event::ChannelKey;
 use crate::machine::Key;
 use crate::mailbox;
@@ -32,6 +33,15 @@ pub(super) struct ChannelSide {
     pub(super) state: Option<ChannelState>,
     pub(super) gone: bool,
     pub(super) stats: Option<Box<(u32, message::Counters)>>,
+}
+
+/// A window of a channel, made, in the making, or on its way out.
+pub(super) struct Window {
+    pub(super) id: WindowId,
+    /// Bytes that it takes.
+    pub(super) size: u64,
+    /// Whether the guests have an end of it, or are to have one.
+    pub(super) ends: [bool; 2],
 }
 
 /// A channel.
@@ -61,6 +71,7 @@ pub(super) struct Channel {
     pub(super) parted: bool,
     /// A side has just arrived: until when it may say HELLO.
     pub(super) hello_by: Option<Instant>,
+    pub(super) windows: Vec<Window>,
     pub(super) commands: mailbox::Sender<Command>,
 }
 
@@ -69,6 +80,7 @@ impl Channel {
     /// `otherwise` then.
     fn memory(&self, otherwise: u32) -> u64 {
         channel_size(if self.ring_size == 0 { otherwise } else { self.ring_size })
+            + self.windows.iter().map(|window| window.size).sum::<u64>()
     }
 
     /// A guest has asked for it.
@@ -183,6 +195,27 @@ impl Channels {
         channels.filter(|channel| channel.has_end(guest)).map(|channel| channel.bells).sum()
     }
 
+    /// Windows of which a guest has an end, or is to have one.
+    pub(super) fn windows_of(&self, guest: Key) -> usize {
+        let channels = self.of.get(&guest).into_iter().flatten().filter_map(|key| self.get(*key));
+        let has = |channel: &Channel| {
+            let side = channel.side_of(guest);
+            channel.windows.iter().filter(|one| side.is_some_and(|side| one.ends[side])).count()
+        };
+        channels.map(has).sum()
+    }
+
+    /// Bytes of all windows, and of those that a guest owns.
+    pub(super) fn window_memory(&self, guest: Key) -> (u64, u64) {
+        let all = self.all.values().flat_map(|channel| &channel.windows);
+        let channels = self.of.get(&guest).into_iter().flatten().filter_map(|key| self.get(*key));
+        let owned = channels.flat_map(|channel| {
+            let side = channel.side_of(guest);
+            channel.windows.iter().filter(move |window| Some(window.id.owner) == side)
+        });
+        (all.map(|window| window.size).sum(), owned.map(|window| window.size).sum())
+    }
+
     /// The one between two guests.
     pub(super) fn between(&self, a: Key, b: Key) -> Option<ChannelKey> {
         self.find(a, |channel| channel.side_of(b).is_some())
@@ -268,6 +301,7 @@ mod tests {
             broken_by: None,
             parted: false,
             hello_by: None,
+            windows: Vec::new(),
             commands: crate::mailbox::mailbox().0,
         }
     }

@@ -89,6 +89,8 @@ pub(super) struct Guest {
     /// Tags of an earlier agent's channels, until they are adopted or gone.
     pub(super) found: Vec<Found>,
     pub(super) orphans: HashSet<u32>,
+    /// Tags of channels of which an earlier agent has left windows, one for each.
+    pub(super) windows_left: Vec<u32>,
     pub(super) go: Option<oneshot::Sender<Result<(), Problem>>>,
     /// Guests that wanted a channel to it before it was here, and when.
     pub(super) awaited_by: HashMap<Key, Instant>,
@@ -100,6 +102,8 @@ pub(super) struct Guest {
     pub(super) departures: Bucket,
     /// how often it may say something that changes what others are told
     pub(super) claims: Bucket,
+    /// Windows that it may ask for.
+    pub(super) windows: Bucket,
     /// how often its HELLO is answered
     pub(super) hellos: Bucket,
     /// how often it is complained of
@@ -129,6 +133,11 @@ impl Guest {
     /// Whether it knows channels of version 2; None before it has said.
     pub(super) fn knows_lanes(&self) -> Option<bool> {
         self.hello.as_ref().map(|hello| hello.features & shm::VMLOOP_F_LANES != 0)
+    }
+
+    /// Whether it knows windows that the host makes.
+    pub(super) fn knows_windows(&self) -> bool {
+        self.hello.as_ref().is_some_and(|hello| hello.features & shm::VMLOOP_F_WINDOWS != 0)
     }
 
     /// Its name here; while a domain is on its way, the one that it will have.

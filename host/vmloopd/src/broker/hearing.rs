@@ -4,15 +4,18 @@
 use tokio::time::{Duration, Instant};
 use vmloop_abi::address::Address;
 use vmloop_abi::memory::Layout;
-use vmloop_abi::message::GuestMessage;
+use vmloop_abi::message::{AgentMessage, GuestMessage, WindowName, WindowState};
 use vmloop_abi::shm;
 use vmloop_api::EventKind;
 
 use super::Broker;
+use super::channels::{ChannelSide, Stage, Window};
 use super::due::Timed;
 use super::guests::{Hello, Later, Phase};
 use crate::channel;
+use crate::end::{Medium, WindowId};
 use crate::handle::Command;
+use crate::limits::WINDOWS_OF_GUEST;
 use crate::machine::Key;
 
 /// How long a guest that was told to shut down or to suspend gets no new
@@ -31,6 +34,7 @@ impl Broker {
             GuestMessage::Advertise(list) => self.advertise(key, list),
             GuestMessage::Want { peer, epoch, .. } => self.want(key, peer, epoch),
             GuestMessage::State { tag, state } => self.state(key, tag, state),
+            GuestMessage::Window(name, state) => self.window(key, name, state),
             GuestMessage::Stats { cookie, tag: 0, .. } => {
                 if let Some(collecting) = &mut self.collecting
                     && collecting.cookie == cookie
@@ -166,6 +170,57 @@ impl Broker {
         if let Some(side) = channel.side_of(key) {
             channel.tell(command(side));
         }
+    }
+
+    /// A guest says how it stands to a window of one of its channels.
+    fn window(&mut self, key: Key, name: WindowName, state: WindowState) {
+        if let WindowState::Wanted(size) = state
+            && !self.grant_window(key, name, size.next_power_of_two())
+        {
+            if let Some(guest) = self.guests.get(key) {
+                guest.send(AgentMessage::WindowAt { name, place: None, size });
+            }
+            return;
+        }
+        self.relay(key, name.tag, |side| channel::Command::Window(side, name, state));
+    }
+
+    /// Whether a channel may have one more window, of so many bytes; then it counts.
+    fn grant_window(&mut self, key: Key, name: WindowName, size: u64) -> bool {
+        let Some(guest) = self.guests.get_untold(key) else { return false };
+        if guest.windows.take(Instant::now()).is_err() {
+            self.post.counters.throttled.add(1);
+            return false;
+        }
+        let Some(found) = self.channels.by_tag(key, name.tag) else { return false };
+        let Some(channel) = self.channels.get(found) else { return false };
+        let may_have = |side: &ChannelSide| {
+            self.guests.get(side.guest).is_some_and(|guest| {
+                guest.handle.place.medium() == Medium::Host && guest.knows_windows()
+            }) && self.channels.windows_of(side.guest) < WINDOWS_OF_GUEST
+        };
+        if !matches!(channel.stage, Stage::Plugging | Stage::Open)
+            || !channel.sides.iter().all(may_have)
+        {
+            return false;
+        }
+        let Some(owner) = channel.side_of(key) else { return false };
+        let id = WindowId { tag: name.tag, owner, number: name.number };
+        if channel.windows.iter().any(|one| one.id.has_place_of(id)) {
+            return false;
+        }
+        let has_room = self.memory_max().is_none_or(|most| {
+            let (all, owned) = self.channels.window_memory(key);
+            self.memory() + size <= most && all + size <= most / 4 && owned + size <= most / 16
+        });
+        if !has_room {
+            self.post.counters.out_of_memory.add(1);
+            return false;
+        }
+        if let Some(channel) = self.channels.get_mut(found) {
+            channel.windows.push(Window { id, size, ends: [true; 2] });
+        }
+        true
     }
 
     /// A guest's modules are not there any more.

@@ -202,7 +202,9 @@ impl Broker {
 
     fn tag_used(&self, guest: Key, tag: u32) -> bool {
         self.channels.by_tag(guest, tag).is_some()
-            || self.guests.get(guest).is_some_and(|guest| guest.orphans.contains(&tag))
+            || self.guests.get(guest).is_some_and(|guest| {
+                guest.orphans.contains(&tag) || guest.windows_left.contains(&tag)
+            })
     }
 
     /// Makes a channel, or takes over one of an earlier agent (`adopted`). None
@@ -271,6 +273,7 @@ impl Broker {
                 broken_by: None,
                 parted: false,
                 hello_by: None,
+                windows: Vec::new(),
                 commands,
             },
         );

@@ -4,6 +4,7 @@
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tracing::warn;
+use vmloop_abi::message::{AgentMessage, WindowName, WindowState};
 use vmloop_api::EventKind;
 
 use super::Broker;
@@ -78,6 +79,14 @@ impl Broker {
                 }
                 self.finish_prepare(key);
             }
+            Event::WindowGone { key, tag } => {
+                if let Some(guest) = self.guests.get_untold(key)
+                    && let Some(at) = guest.windows_left.iter().position(|one| *one == tag)
+                {
+                    guest.windows_left.swap_remove(at);
+                }
+                self.finish_prepare(key);
+            }
             Event::Links(links) => self.network_changed(links),
             Event::Reload => drop(self.reload()),
         }
@@ -131,6 +140,23 @@ impl Broker {
                     self.tell_again(|id| ids.contains(&id));
                 }
                 self.end_gone(guest);
+            }
+            News::Window { side, id, size, place } => {
+                let ours = id.owner == side;
+                let name = WindowName { tag: id.tag, number: id.number, ours };
+                match self.guests.get(channel.sides[side].guest) {
+                    Some(guest) if guest.hello.is_some() => {
+                        guest.send(AgentMessage::WindowAt { name, place, size });
+                    }
+                    // Nobody is left who would answer.
+                    _ => channel.tell(ChannelCommand::Window(side, name, WindowState::Gone)),
+                }
+            }
+            News::WindowGone { id } => channel.windows.retain(|window| window.id != id),
+            News::WindowEndGone { side, id } => {
+                if let Some(window) = channel.windows.iter_mut().find(|window| window.id == id) {
+                    window.ends[side] = false;
+                }
             }
             News::Gone => {
                 let Some(channel) = self.channels.remove(key) else { return };

@@ -39,6 +39,12 @@ pub enum Error {
     /// The machine's firmware is at work, or has not begun.
     #[error("the machine is still booting")]
     Booting,
+    /// Nobody wants the device any more.
+    #[error("it is not wanted any more")]
+    Unwanted,
+    /// It is plugged, and not found.
+    #[error("QEMU does not say which PCI address the device has")]
+    Nowhere,
     /// QMP failed.
     #[error(transparent)]
     Qmp(#[from] qmp::Error),
@@ -63,7 +69,7 @@ impl Error {
             }
             Self::Booting => "it is tried again",
             Self::Qmp(error) => error.hint(),
-            Self::Io(_) => "",
+            Self::Io(_) | Self::Nowhere | Self::Unwanted => "",
         }
     }
 }
@@ -95,10 +101,10 @@ impl Plugged {
 /// The places of one machine for devices. Clones share it.
 #[derive(Clone)]
 pub struct Slots {
-    qmp: Qmp,
+    pub(super) qmp: Qmp,
     kind: Kind,
     vfio: Vfio,
-    turn: Arc<Mutex<()>>,
+    pub(super) turn: Arc<Mutex<()>>,
     /// leave to make ends of channels
     pub(super) making: Arc<Semaphore>,
 }
@@ -241,7 +247,16 @@ impl Slots {
 
     /// Where a device can be plugged; see [`slots::free_slot`].
     async fn place(&self, size: u64) -> Result<Option<String>, Error> {
-        match slots::free_slot(&self.qmp, self.kind, self.vfio, size).await {
+        self.place_beside(size, 0).await
+    }
+
+    /// The same, where so many more places are free.
+    pub(super) async fn place_beside(
+        &self,
+        size: u64,
+        spare: usize,
+    ) -> Result<Option<String>, Error> {
+        match slots::free_slot(&self.qmp, self.kind, self.vfio, size, spare).await {
             Ok(bus) => Ok(bus),
             Err(NoSlot::Full(what)) => Err(Error::Slots(what)),
             Err(NoSlot::Small(size)) => Err(Error::Small(size)),
@@ -304,7 +319,7 @@ impl Slots {
     }
 
     /// Asks once for a device to be given back; the caller has the turn.
-    async fn remove_once(&self, device: &str) -> Deleted {
+    pub(super) async fn remove_once(&self, device: &str) -> Deleted {
         let mut events = self.qmp.events();
         match self.qmp.execute("device_del", json!({"id": device})).await {
             Ok(_) => {}
@@ -373,8 +388,9 @@ impl Slots {
     }
 }
 
+/// What became of a device that was to be unplugged.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Deleted {
+pub(super) enum Deleted {
     Yes,
     NotYet,
     MachineGone,

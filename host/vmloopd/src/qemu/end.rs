@@ -12,7 +12,9 @@ use vmloop_abi::shm;
 use super::conversation::Spec as Device;
 use super::device::{Error, Plugged, Slots};
 use super::ids::{channel_chardev, channel_device};
-use crate::end::{Failure, GuestEnd, Medium, Offer, Pending, Place, Region, Slow, Spec};
+use crate::end::{
+    Failure, GuestEnd, Medium, Offer, Pending, Place, Region, Slow, Spec, WindowEnd, WindowId,
+};
 use crate::machine::Found;
 use crate::relayed;
 
@@ -40,6 +42,14 @@ impl Place for Slots {
         let Found { tag, peer, epoch } = *found;
         let plugged = Plugged::found(channel_device(tag), channel_chardev(tag, peer, epoch));
         Box::pin(self.unplug(plugged, slow))
+    }
+
+    fn window<'a>(&'a self, end: WindowEnd<'a>) -> Pending<'a, Result<u16, String>> {
+        Box::pin(async move { self.plug_window(end).await.map_err(|error| error.to_string()) })
+    }
+
+    fn remove_window<'a>(&'a self, id: WindowId, slow: Slow<'a>) -> Pending<'a, ()> {
+        Box::pin(self.unplug_window(id, slow))
     }
 }
 

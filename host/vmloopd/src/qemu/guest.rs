@@ -30,6 +30,7 @@ use super::{left, machine, migration};
 use crate::answer::answer;
 use crate::bucket::Bucket;
 use crate::config::Vfio;
+use crate::end::Place;
 use crate::event::{Event, Post};
 use crate::handle::{Command, Connected, Handle};
 use crate::latest::{Latest, latest};
@@ -147,6 +148,7 @@ impl Task {
             key: self.key,
             name: name.clone(),
             found: left.channels,
+            windows: left.windows.iter().map(|window| window.tag).collect(),
             handle: Handle { place: Arc::new(slots.clone()), commands, directory },
             go,
             machine: machine.clone(),
@@ -171,6 +173,16 @@ impl Task {
             Box::pin(slots.unplug(Plugged::found(device, chardev), slow)).await;
         }
         Box::pin(clear(&slots, left.chardevs)).await;
+        // The guest ends their channels, if it uses them; the next have others.
+        for window in left.windows {
+            let (slots, name) = (slots.clone(), name.clone());
+            let (key, post) = (self.key, self.post.clone());
+            tokio::spawn(async move {
+                let slow = move || warn!(guest = name, ?window, "the guest keeps an old window");
+                slots.remove_window(window, Box::new(slow)).await;
+                post.tell(Event::WindowGone { key, tag: window.tag }).await;
+            });
+        }
 
         let mut serving = Serving {
             key: self.key,
@@ -506,6 +518,7 @@ impl Serving {
                         }
                         match ids::channel_tag(device) {
                             Some(tag) => self.tell(Event::Unplugged { key: self.key, tag }).await,
+                            None if ids::parse_window(device).is_some() => {}
                             None => self.rescan(),
                         }
                     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Ids of what the agent makes in a QEMU, by which the next agent knows it.
 
+use crate::end::WindowId;
 use crate::machine::Found;
 
 /// Prefix of the ids of everything that the agent makes in a QEMU.
@@ -40,6 +41,23 @@ pub fn parse_channel(device: &str, chardev: &str) -> Option<Found> {
     (channel_chardev(tag, found.peer, found.epoch) == chardev).then_some(found)
 }
 
+/// Id of a window's device, of its memory, and of the descriptor behind that.
+pub fn window_device(window: WindowId) -> String {
+    let WindowId { tag, owner, number } = window;
+    format!("{PREFIX}win-{tag}-{owner}-{number}")
+}
+
+/// The window whose device, or memory, has this id.
+pub fn parse_window(device: &str) -> Option<WindowId> {
+    let mut parts = device.strip_prefix(PREFIX)?.strip_prefix("win-")?.split('-');
+    let id = WindowId {
+        tag: parts.next()?.parse().ok()?,
+        owner: parts.next()?.parse().ok()?,
+        number: parts.next()?.parse().ok()?,
+    };
+    (id.owner < 2 && window_device(id) == device).then_some(id)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,6 +78,16 @@ mod tests {
             ("vmloop-ch-7", ""),
         ] {
             assert_eq!(parse_channel(device, chardev), None, "{device} {chardev}");
+        }
+    }
+
+    #[test]
+    fn ids_of_windows() {
+        let id = WindowId { tag: 7, owner: 1, number: 42 };
+        assert_eq!(window_device(id), "vmloop-win-7-1-42");
+        assert_eq!(parse_window("vmloop-win-7-1-42"), Some(id));
+        for wrong in ["vmloop-win-7-2-42", "vmloop-win-07-1-42", "vmloop-win-7-1", "vmloop-ch-7"] {
+            assert_eq!(parse_window(wrong), None, "{wrong}");
         }
     }
 }

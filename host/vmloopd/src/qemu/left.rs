@@ -4,7 +4,8 @@
 use serde_json::json;
 use vmloop_qmp::{self as qmp, Qmp};
 
-use super::ids::{PREFIX, parse_channel};
+use super::ids::{PREFIX, parse_channel, parse_window};
+use crate::end::WindowId;
 use crate::machine::Found;
 
 /// Asks for what an earlier agent left: its channels, and whether there is a
@@ -17,6 +18,9 @@ pub async fn left_behind(qmp: &Qmp) -> Result<LeftBehind, qmp::Error> {
     let mut left = LeftBehind::default();
     let mut used = Vec::new();
     for (name, kind) in qmp.list("/machine/peripheral").await? {
+        if kind == "child<ivshmem-plain>" {
+            left.windows.extend(parse_window(&name));
+        }
         if !name.starts_with(PREFIX) || kind != "child<ivshmem-doorbell>" {
             continue;
         }
@@ -26,6 +30,16 @@ pub async fn left_behind(qmp: &Qmp) -> Result<LeftBehind, qmp::Error> {
             None => left.devices.push((name, chardev.clone())),
         }
         used.push(chardev);
+    }
+    for (name, _) in qmp.list("/objects").await? {
+        left.windows.extend(parse_window(&name).filter(|one| !left.windows.contains(one)));
+    }
+    let sets = qmp.execute("query-fdsets", json!({})).await?;
+    for set in sets.as_array().into_iter().flatten() {
+        for fd in set["fds"].as_array().into_iter().flatten() {
+            let window = parse_window(fd["opaque"].as_str().unwrap_or_default());
+            left.windows.extend(window.filter(|one| !left.windows.contains(one)));
+        }
     }
     let chardevs = qmp.execute("query-chardev", json!({})).await?;
     for entry in chardevs.as_array().map(Vec::as_slice).unwrap_or_default() {
@@ -46,4 +60,6 @@ pub struct LeftBehind {
     pub devices: Vec<(String, String)>,
     /// chardevs without a device
     pub chardevs: Vec<String>,
+    /// windows of channels
+    pub windows: Vec<WindowId>,
 }

@@ -18,6 +18,7 @@ pub mod process;
 pub mod slots;
 pub mod standby;
 pub mod watch;
+pub mod window;
 
 use std::time::Duration;
 

@@ -38,7 +38,7 @@ pub fn device_problem(error: &device::Error) -> Problem {
         device::Error::Vfio(_) => "vfio",
         device::Error::Booting => "booting",
         device::Error::Qmp(error) => return qmp_problem(error),
-        device::Error::Io(_) => "failed",
+        device::Error::Io(_) | device::Error::Nowhere | device::Error::Unwanted => "failed",
     };
     Problem::new(code, format!("control device: {error}")).hint(error.hint())
 }

@@ -45,7 +45,7 @@ const BUS_SLOTS: usize = 32;
 /// Where to plug a device with a BAR of `size` bytes: the id of a root port on
 /// Q35, None (QEMU finds a slot) on PC. All is asked in one go, as a QEMU that has
 /// just begun to run a machine that arrived is slow to answer each command, and a
-/// neighbour waits for the device.
+/// neighbour waits for the device. `spare`: how many more places must be free.
 ///
 /// # Errors
 /// [`NoSlot`]
@@ -54,6 +54,7 @@ pub async fn free_slot(
     kind: Kind,
     vfio: Vfio,
     size: u64,
+    spare: usize,
 ) -> Result<Option<String>, NoSlot> {
     let named = qmp.ask_list("/machine/peripheral").await?;
     let nameless = qmp.ask_list("/machine/peripheral-anon").await?;
@@ -67,11 +68,11 @@ pub async fn free_slot(
         return Err(NoSlot::Vfio(device.clone()));
     }
     let port = match kind {
-        Kind::Pc if used_slots(&buses).len() == BUS_SLOTS => {
+        Kind::Pc if used_slots(&buses).len() + spare >= BUS_SLOTS => {
             return Err(NoSlot::Full("PCI slot"));
         }
         Kind::Pc => None,
-        Kind::Q35 => Some(free_port(qmp, named, &buses, size).await?),
+        Kind::Q35 => Some(free_port(qmp, named, &buses, size, spare).await?),
     };
     let is_set_up =
         buses.as_array().is_some_and(|all| all.iter().any(|bus| any_mapped(&bus["devices"])));
@@ -83,6 +84,7 @@ async fn free_port(
     named: Vec<(String, String)>,
     buses: &Value,
     size: u64,
+    spare: usize,
 ) -> Result<String, NoSlot> {
     // Before firmware has numbered the buses, query-pci shows them empty.
     let mut asked = Vec::new();
@@ -97,6 +99,9 @@ async fn free_port(
         if !bus.list().await?.iter().any(|(name, _)| name.starts_with("child[")) {
             ports.push(port);
         }
+    }
+    if ports.len() <= spare {
+        return Err(NoSlot::Full("PCI Express root port"));
     }
     choose_port(buses, &ports, size)
 }

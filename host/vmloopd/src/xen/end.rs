@@ -11,7 +11,9 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use vmloop_abi::shm;
 
 use super::nodes::{Link, Task};
-use crate::end::{Failure, GuestEnd, Medium, Offer, Pending, Place, Region, Slow, Spec};
+use crate::end::{
+    Failure, GuestEnd, Medium, Offer, Pending, Place, Region, Slow, Spec, WindowEnd, WindowId,
+};
 use crate::machine::Found;
 
 /// How long a guest may take to let go of a channel. Whoever does not is left
@@ -67,6 +69,14 @@ impl Place for Subtree {
 
     fn remove<'a>(&'a self, found: &'a Found, _: Slow<'a>) -> Pending<'a, ()> {
         Box::pin(self.done(|done| Order::End(found.tag, done)))
+    }
+
+    fn window<'a>(&'a self, _: WindowEnd<'a>) -> Pending<'a, Result<u16, String>> {
+        Box::pin(std::future::ready(Err("guests make their windows themselves".to_owned())))
+    }
+
+    fn remove_window<'a>(&'a self, _: WindowId, _: Slow<'a>) -> Pending<'a, ()> {
+        Box::pin(std::future::ready(()))
     }
 }
 

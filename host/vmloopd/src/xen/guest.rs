@@ -104,6 +104,7 @@ impl Task {
             key: self.key,
             name: name.clone(),
             found,
+            windows: Vec::new(),
             handle: Handle { place: Arc::new(Subtree { orders }), commands, directory },
             go,
             machine: machine.clone(),

@@ -3,6 +3,7 @@
 //! that hears what the real one hears, and a guest behind it.
 
 pub mod agent;
+mod plain;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{IoSliceMut, Read, Write};
@@ -63,6 +64,8 @@ pub struct State {
     pub heard: Vec<String>,
     /// Number of devices ever plugged, by id.
     pub plugged: BTreeMap<String, u32>,
+    /// Devices without doorbells, and what they are made of.
+    pub plain: plain::Plain,
     fds: BTreeMap<String, OwnedFd>,
     stream: Option<UnixStream>,
 }
@@ -334,9 +337,9 @@ fn execute(
         "device_add" | "device_del" if migrating => generic("not allowed while migrating"),
         "query-pci" => {
             let address = if state.booting { -1_i64 } else { 0xfebc_0000 };
-            Ok(
-                json!([{"bus": 0, "devices": [{"qdev_id": "n0", "regions": [{"bar": 1, "address": address}]}]}]),
-            )
+            let nic = json!({"qdev_id": "n0", "regions": [{"bar": 1, "address": address}]});
+            let devices: Vec<Value> = [nic].into_iter().chain(state.plain.pci()).collect();
+            Ok(json!([{"bus": 0, "devices": devices}]))
         }
         "query-uuid" => {
             Ok(json!({"UUID": format!("00000000-0000-0000-0000-0000000000{number:02}")}))
@@ -357,8 +360,21 @@ fn execute(
                         .keys()
                         .map(|id| json!({"name": id, "type": "child<ivshmem-doorbell>"})),
                 );
+                list.extend(
+                    state
+                        .plain
+                        .devices()
+                        .map(|id| json!({"name": id, "type": "child<ivshmem-plain>"})),
+                );
                 json!(list)
             }
+            "/objects" => json!(
+                state
+                    .plain
+                    .memories()
+                    .map(|id| json!({"name": id, "type": "child<memory-backend-file>"}))
+                    .collect::<Vec<_>>()
+            ),
             _ => json!([]),
         }),
         "qom-get" => match (text("path").as_str(), text("property").as_str()) {
@@ -404,7 +420,11 @@ fn execute(
             let (id, chardev) = (text("id"), text("chardev"));
             assert!(!state.booting, "firmware that sizes this device ends the machine");
             let fail = state.fail_device_add.as_ref().is_some_and(|prefix| id.starts_with(prefix));
-            if fail {
+            if !fail && text("driver") == "ivshmem-plain" {
+                state.plain.plug(&id, &text("memdev"));
+                *state.plugged.entry(id).or_default() += 1;
+                Ok(json!({}))
+            } else if fail {
                 generic(
                     "PCI: no slot/function available for ivshmem-doorbell, all in use or reserved",
                 )
@@ -425,7 +445,7 @@ fn execute(
             let id = text("id");
             if state.keeps.as_ref().is_some_and(|prefix| id.starts_with(prefix)) {
                 Ok(json!({}))
-            } else if state.devices.remove(&id).is_some() {
+            } else if state.devices.remove(&id).is_some() || state.plain.unplug(&id) {
                 event =
                     Some(json!({"event": "DEVICE_DELETED", "data": {"device": id, "path": ""}}));
                 Ok(json!({}))
@@ -433,6 +453,14 @@ fn execute(
                 Err(("DeviceNotFound", format!("Device '{id}' not found")))
             }
         }
+        "add-fd" => {
+            let fd = fds.pop().expect("add-fd comes with a descriptor");
+            Ok(state.plain.add_fd(fd, &text("opaque")))
+        }
+        "remove-fd" => state.plain.remove_fd(&arguments["fdset-id"]),
+        "query-fdsets" => Ok(state.plain.sets()),
+        "object-add" => state.plain.object_add(arguments),
+        "object-del" => state.plain.object_del(&text("id")),
         other => panic!("the agent said {other}"),
     };
     (answer, event)
@@ -456,6 +484,8 @@ pub struct Modules<'a> {
     next: Vec<shm::Peer>,
     /// Answer CLOSE with STATE CLOSED.
     pub polite: bool,
+    /// What it was told of windows.
+    pub windows: Vec<shm::WindowAt>,
 }
 
 impl<'a> Modules<'a> {
@@ -494,6 +524,7 @@ impl<'a> Modules<'a> {
             welcomes: 0,
             next: Vec::new(),
             polite: true,
+            windows: Vec::new(),
         };
         modules.hello(features);
         modules
@@ -631,6 +662,9 @@ impl<'a> Modules<'a> {
                     }
                     let last = shm::Stats { cookie: get.cookie, ..Default::default() };
                     self.send(shm::VMLOOP_MSG_STATS, last.as_bytes());
+                }
+                shm::VMLOOP_MSG_WINDOW_AT => {
+                    self.windows.push(shm::WindowAt::read_from_bytes(&payload).expect("a window"));
                 }
                 other => panic!("the agent said {other}"),
             }
