@@ -46,6 +46,8 @@ pub enum Command {
     Fail(Failure),
     /// How a side stands to a window.
     Window(usize, WindowName, WindowState),
+    /// Nobody is left in a side's guest who could say that it is done with its windows.
+    Away(usize),
 }
 
 /// A guest, as a channel's task knows it.
@@ -229,7 +231,8 @@ async fn turn(
                     Command::Closed(_)
                     | Command::Offer(..)
                     | Command::Fail(_)
-                    | Command::Window(..),
+                    | Command::Window(..)
+                    | Command::Away(_),
                 ) => {}
             },
         }
@@ -415,6 +418,7 @@ impl Decider<'_> {
                     Some(Command::Window(side, name, state @ WindowState::Gone)) => {
                         windows.hear(side, name, state).await;
                     }
+                    Some(Command::Away(side)) => windows.away(side),
                     Some(_) => {}
                 },
             }
@@ -454,7 +458,12 @@ impl Decider<'_> {
                             self.early.push(command);
                         }
                         // No guest knows of it yet.
-                        Some(Command::Offer(..) | Command::Fail(_) | Command::Window(..)) => {}
+                        Some(
+                            Command::Offer(..)
+                            | Command::Fail(_)
+                            | Command::Window(..)
+                            | Command::Away(_),
+                        ) => {}
                     }
                     continue;
                 }
@@ -503,6 +512,7 @@ impl Decider<'_> {
                 Ok(Some(Command::Window(side, name, state))) => {
                     Box::pin(self.hear_window(side, name, state)).await;
                 }
+                Ok(Some(Command::Away(side))) => self.away(side),
                 Ok(Some(Command::Fail(failure))) => {
                     // It has nothing that it could let go of.
                     self.closed[failure.side] = true;
@@ -517,6 +527,12 @@ impl Decider<'_> {
             }
         }
         Ok(())
+    }
+
+    fn away(&self, side: usize) {
+        if let Some(windows) = &self.windows {
+            windows.away(side);
+        }
     }
 
     async fn hear_window(&mut self, side: usize, name: WindowName, state: WindowState) {
@@ -541,6 +557,7 @@ impl Decider<'_> {
                         Box::pin(windows.hear(side, name, state)).await;
                     }
                 }
+                Ok(Some(Command::Away(side))) => self.away(side),
                 Ok(Some(_)) => {}
                 Ok(None) => return Err(Leaving),
                 Err(_) => break,

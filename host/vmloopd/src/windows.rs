@@ -93,6 +93,13 @@ impl Windows {
         }
     }
 
+    /// Nobody is left in a side's guest who would say that it is done with its ends.
+    pub fn away(&self, side: usize) {
+        for window in &self.all {
+            window.commands.send(Command::Gone(side));
+        }
+    }
+
     /// The channel goes, and they do.
     pub fn end(&self) {
         for window in &self.all {

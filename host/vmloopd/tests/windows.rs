@@ -237,6 +237,20 @@ fn windows_go_with_their_channel() {
     });
 }
 
+/// Its modules begin anew: nobody says what became of the windows of those before.
+#[test]
+fn windows_of_a_guest_that_begins_anew() {
+    let (_directory, one, two, agent) = two_guests();
+    let (mut a, mut b, tag) = linked(&agent, &one, &two, FEATURES);
+    window(&mut a, &mut b, (tag, 0));
+    window(&mut b, &mut a, (tag, 0));
+    let _b = Modules::begin(&two, 33, FEATURES);
+    wait("all windows to go", || {
+        forget(&mut a);
+        is_empty(&one) && is_empty(&two)
+    });
+}
+
 #[test]
 fn the_next_agent_removes_what_is_left() {
     let (directory, one, two, agent) = two_guests();

@@ -347,7 +347,10 @@ impl Broker {
     /// Lets the control device go once the guest has no channel any more.
     pub(super) fn finish_detach(&self, key: Key) {
         let Some(guest) = self.guests.get(key) else { return };
-        if guest.phase == Phase::Detaching && !self.channels.has_ends(key) {
+        if guest.phase == Phase::Detaching
+            && !self.channels.has_ends(key)
+            && guest.windows_left.is_empty()
+        {
             guest.tell(Command::Detach);
         }
     }

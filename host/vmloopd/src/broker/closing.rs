@@ -96,6 +96,10 @@ impl Broker {
     pub(super) fn all_closed(&self, guest: Key) {
         for key in self.channels.of(guest) {
             self.side_closed(key, guest);
+            let Some(channel) = self.channels.get(key) else { continue };
+            if let Some(side) = channel.side_of(guest) {
+                channel.tell(Command::Away(side));
+            }
         }
     }
 

@@ -85,7 +85,7 @@ impl Broker {
                 {
                     guest.windows_left.swap_remove(at);
                 }
-                self.finish_prepare(key);
+                self.end_gone(key);
             }
             Event::Links(links) => self.network_changed(links),
             Event::Reload => drop(self.reload()),
