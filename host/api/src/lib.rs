@@ -360,6 +360,12 @@ pub struct Channel {
     /// doorbells of each side; 0 if an earlier agent made it, or guests do
     #[serde(default)]
     pub bells: u32,
+    /// windows that the host has made for it, or makes, or that are on their way out
+    #[serde(default)]
+    pub windows: u32,
+    /// their bytes
+    #[serde(default)]
+    pub window_bytes: u64,
 }
 
 /// One end of a channel.

@@ -113,6 +113,11 @@ fn the_owner_writes_and_the_reader_reads() {
         assert_eq!(bytes, [0; 4096]);
     }
 
+    let listed = || {
+        let channel = &agent.list(Request::List).channels[0];
+        (channel.windows, channel.window_bytes)
+    };
+    assert_eq!(listed(), (1, 16 << 10));
     say(&mut b, (tag, 5), false, shm::VMLOOP_WINDOW_GONE);
     wait("the reader's end to go", || is_empty(&two));
     assert!(!is_empty(&one), "the owner has it yet");
@@ -126,6 +131,7 @@ fn the_owner_writes_and_the_reader_reads() {
     let at = told("that it is taken back", &mut b);
     assert_eq!((at.number, at.ours, at.place), (9, 0, NOWHERE));
     wait("the reader's end to go", || is_empty(&two));
+    wait("nothing that counts", || listed() == (0, 0));
     assert_eq!(agent.channels(), 1);
 }
 

@@ -220,6 +220,8 @@ fn describe_channel(channel: &Channel, cookie: Option<u32>) -> api::Channel {
         reason: channel.reason.map(close_reason).unwrap_or_default().into(),
         age_s: channel.since.elapsed().as_secs(),
         ring_size: channel.ring_size,
+        windows: u32::try_from(channel.windows.len()).unwrap_or(u32::MAX),
+        window_bytes: channel.windows.iter().map(|window| window.size).sum(),
         bells: channel.bells,
     }
 }
