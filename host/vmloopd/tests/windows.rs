@@ -6,6 +6,7 @@ mod fake;
 
 use std::io::Read;
 use std::os::unix::fs::FileExt;
+use std::time::Instant;
 
 use fake::agent::{Agent, link, two_guests};
 use fake::{Modules, Qemu, wait};
@@ -179,7 +180,7 @@ fn one_that_does_not_know_windows_gets_none() {
 fn a_guest_asks_for_no_more_than_it_may() {
     let (_directory, one, two, agent) = two_guests();
     let (mut a, mut b, tag) = linked(&agent, &one, &two, FEATURES);
-    let mut made = 0;
+    let (mut made, began) = (0, Instant::now());
     for number in 0..20 {
         say(&mut a, (tag, number), true, shm::VMLOOP_WINDOW_WANTED);
         wait("an answer", || {
@@ -197,7 +198,7 @@ fn a_guest_asks_for_no_more_than_it_may() {
         }
     }
     // Eight at once, and one a second.
-    assert!((8..20).contains(&made), "{made}");
+    assert!((8..=9 + began.elapsed().as_secs()).contains(&made), "{made}");
 }
 
 /// A reader that keeps its device does not keep the owner's, nor the owner from another one,
