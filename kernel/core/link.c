@@ -269,14 +269,15 @@ EXPORT_SYMBOL_GPL(vmloop_link_remove);
  */
 void vmloop_channel_close(struct vmloop_transport *transport, u32 tag)
 {
-	struct vmloop_channel *channel;
+	struct vmloop_channel *channel = NULL;
 	struct vmloop_link *link;
 
 	mutex_lock(&vmloop_mutex);
 	link = link_find(transport, tag);
-	if (link)
+	if (link) {
 		link->used = true;
-	channel = vmloop_link_channel(transport, tag);
+		channel = link_channel(link);
+	}
 	if (channel)
 		vmloop_channel_shut(channel, true);
 	else if (transport->ops->report)

@@ -525,10 +525,12 @@ void ivshmem_control_remove(struct ivshmem_device *device)
 	cancel_work_sync(&control->work);
 	spin_lock_bh(&control_lock);
 	was_current = current_control == control;
+	/* Nothing more is asked of this agent. */
+	control->open = false;
 	spin_unlock_bh(&control_lock);
 	if (was_current) {
 		vmloop_agent_gone(&ivshmem_transport);
-		ivshmem_window_doubt();
+		ivshmem_window_agent_gone();
 	}
 	let_go(control);
 

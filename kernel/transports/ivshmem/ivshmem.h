@@ -93,7 +93,7 @@ int ivshmem_window_add(struct pci_dev *pdev);
 void ivshmem_window_remove(struct pci_dev *pdev);
 void ivshmem_window_at(const struct vmloop_msg_window_at *message);
 void ivshmem_window_forget(u32 tag);
-void ivshmem_window_doubt(void);
+void ivshmem_window_agent_gone(void);
 void ivshmem_window_end(void);
 void ivshmem_window_free(void);
 

@@ -3,9 +3,9 @@
  * window.c - windows of channels: devices without doorbells (ivshmem-plain), which the
  * agent plugs into both guests. docs/protocol.md, section 7.
  *
- * What such a device is the agent alone can say, as its owner can write anything into it:
- * VMLOOP_MSG_WINDOW_AT names its place. One of which it has said nothing is nobody's, and
- * is probed again when it has. We ask for a window of ours; one of the peer's comes unasked,
+ * Only the agent can say what such a device is, as its owner can write anything into it:
+ * VMLOOP_MSG_WINDOW_AT names its place. A device that the agent has not named is left alone,
+ * and is probed again when the agent names it. We ask for a window of ours; one of the peer's comes unasked,
  * and is there before the peer speaks of it by its lane. Its hypervisor maps that for
  * reading only.
  *
@@ -276,10 +276,10 @@ static struct ivshmem_window *find_at(u32 place)
 }
 
 /*
- * The device of a window that was named; @gone is a copy of that, with its own number. As
+ * The device of a window that was named, of which @copy becomes a copy. As
  * ivshmem_window_add().
  */
-static int take(struct pci_dev *pdev, struct ivshmem_window *gone,
+static int take(struct pci_dev *pdev, struct ivshmem_window *copy,
 		struct vmloop_window_memory *memory)
 {
 	struct ivshmem_window *window = find_at(place_of(pdev));
@@ -288,7 +288,7 @@ static int take(struct pci_dev *pdev, struct ivshmem_window *gone,
 	if (!window || window->pdev)
 		return -ENODEV;
 	err = map(window, pdev);
-	*gone = *window;
+	*copy = *window;
 	if (err) {
 		end(window);
 		return err;
@@ -569,7 +569,7 @@ void ivshmem_window_forget(u32 tag)
 }
 
 /* Takes a window without a device out of the list; false: there is none. */
-static bool doubt_one(struct ivshmem_window *doubtful)
+static bool forget_one_without_device(struct ivshmem_window *lost)
 {
 	struct ivshmem_window *window;
 	bool found = false;
@@ -578,7 +578,7 @@ static bool doubt_one(struct ivshmem_window *doubtful)
 	list_for_each_entry(window, &windows, list) {
 		if (window->pdev)
 			continue;
-		*doubtful = *window;
+		*lost = *window;
 		found = true;
 		forget(window);
 		break;
@@ -588,20 +588,20 @@ static bool doubt_one(struct ivshmem_window *doubtful)
 }
 
 /**
- * ivshmem_window_doubt() - who named places, or was asked for windows, is gone
+ * ivshmem_window_agent_gone() - the agent that named places, and was asked for windows, is gone
  *
- * Whoever comes next may plug anything at those places.
+ * The next agent may plug anything at those places.
  *
- * Context: process context, no lock held; nothing is received any more.
+ * Context: process context, no lock held; nothing is sent or received any more.
  */
-void ivshmem_window_doubt(void)
+void ivshmem_window_agent_gone(void)
 {
-	struct ivshmem_window doubtful;
+	struct ivshmem_window lost;
 
-	while (doubt_one(&doubtful))
-		if (doubtful.ours && !doubtful.is_gone)
-			vmloop_window_made(&ivshmem_transport, doubtful.tag,
-					   doubtful.number, NULL);
+	while (forget_one_without_device(&lost))
+		if (lost.ours && !lost.is_gone)
+			vmloop_window_made(&ivshmem_transport, lost.tag,
+					   lost.number, NULL);
 }
 
 /**

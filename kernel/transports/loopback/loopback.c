@@ -191,7 +191,6 @@ static int window_make(struct vmloop_link *link, u32 number, u64 size,
 		.base = window->base,
 		.pages = window->pages,
 		.handle = number,
-		.priv = window,
 	};
 	return tell_later(link, number, memory);
 }
