@@ -5,9 +5,9 @@
  *
  * Only the agent can say what such a device is, as its owner can write anything into it:
  * VMLOOP_MSG_WINDOW_AT names its place. A device that the agent has not named is left alone,
- * and is probed again when the agent names it. We ask for a window of ours; one of the peer's comes unasked,
- * and is there before the peer speaks of it by its lane. Its hypervisor maps that for
- * reading only.
+ * and is probed again when the agent names it. We ask for a window of ours; one of the peer's
+ * comes unasked, and is there before the peer speaks of it by its lane. The hypervisor maps the
+ * peer's for reading only.
  *
  * A place is another device's when the agent has plugged that there. So the agent takes a
  * window back (VMLOOP_WINDOW_NOWHERE), and waits until we have said GONE, before it unplugs
