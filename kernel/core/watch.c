@@ -277,11 +277,17 @@ static u64 stolen_time(unsigned int cpu)
 	return READ_ONCE(kcpustat_cpu(cpu).cpustat[CPUTIME_STEAL]);
 }
 
+/* How often the CPU was taken from this thread: the scheduler counts, amid whatever it does. */
+static unsigned long times_preempted(void)
+{
+	return READ_ONCE(current->nivcsw);
+}
+
 static void resume(struct vmloop_watcher *watcher, unsigned int cpu)
 {
 	u64 now = ktime_get_ns();
 
-	watcher->switches = current->nivcsw;
+	watcher->switches = times_preempted();
 	watcher->counted = now;
 	watcher->steal = stolen_time(cpu);
 	WRITE_ONCE(watcher->since, now);
@@ -336,7 +342,7 @@ static void watcher_run(unsigned int cpu)
 			continue;
 		}
 		/* They had their turn, and nobody asked us. */
-		if (watcher->switches != current->nivcsw)
+		if (watcher->switches != times_preempted())
 			resume(watcher, cpu);
 		if (now - watcher->counted >= STEAL_STEP) {
 			count(watcher, cpu);
