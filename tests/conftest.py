@@ -50,6 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="have test_stream.py load its module N times under connections  [%(default)s]",
     )
     parser.addoption(
+        "--lane-seconds",
+        type=float,
+        default=8.0,
+        metavar="S",
+        help="open and close lanes of the toy path beside traffic for so long  [%(default)g]",
+    )
+    parser.addoption(
         "--load-seconds",
         type=float,
         default=15.0,

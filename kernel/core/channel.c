@@ -234,6 +234,11 @@ static void channel_end(struct vmloop_channel *channel)
 	/* Pairs with the peer's acquire: we touch nothing of it any more. */
 	virt_store_release(&channel->region.ours->state, VMLOOP_SIDE_CLOSED);
 	link->ring(link, 0);
+	/*
+	 * If both sides end at the same time, at least one of them sees that the other is
+	 * CLOSED. Pairs with this barrier at the other side.
+	 */
+	virt_mb();
 	vmloop_lanes_end(channel);
 
 	broken = READ_ONCE(channel->broken);

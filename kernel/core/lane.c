@@ -134,16 +134,21 @@ EXPORT_SYMBOL_GPL(vmloop_lane_read);
 
 /**
  * vmloop_lane_is_final() - whether what the peer has published as read is its last word
- * @lane: a lane; from the path's lane_ended
+ * @lane: a lane; from the path's lane_ended, before vmloop_ring_account(): what that finds
+ *	is no older then
  *
  * Context: core mutex held.
- * Return: false where the peer may go on reading.
+ * Return: false where the peer may go on reading, as far as we know.
  */
 bool vmloop_lane_is_final(const struct vmloop_lane *lane)
 {
+	const struct vmloop_channel *channel = lane->channel;
+
 	lockdep_assert_held(&vmloop_mutex);
-	return lane->channel->slots &&
-	       vmloop_life_is_final(&lane->channel->slots[lane->number].life);
+	if (channel->slots && vmloop_life_is_final(&channel->slots[lane->number].life))
+		return true;
+	/* Pairs with the release in the peer's channel_end(): it has read what it has. */
+	return virt_load_acquire(&channel->region.theirs->state) == VMLOOP_SIDE_CLOSED;
 }
 EXPORT_SYMBOL_GPL(vmloop_lane_is_final);
 
@@ -215,6 +220,16 @@ static bool see(struct vmloop_channel *channel, u32 number)
 	}
 	WRITE_ONCE(slot->seen, slot->life.theirs);
 	return true;
+}
+
+/* The same at the end of a channel: a word that cannot be is ignored. */
+static void see_last(struct vmloop_channel *channel, u32 number)
+{
+	const struct vmloop_shm_entry *theirs =
+		vmloop_region_their_entry(&channel->region, number);
+
+	/* Pairs with the release by which the peer takes a step. */
+	vmloop_life_see(&channel->slots[number].life, virt_load_acquire(&theirs->life));
 }
 
 /* The lane is ready, here: doorbells may come. */
@@ -1004,8 +1019,12 @@ void vmloop_lanes_end(struct vmloop_channel *channel)
 {
 	struct vmloop_lane *lane, *next;
 
-	list_for_each_entry_safe(lane, next, &channel->lanes, list)
+	list_for_each_entry_safe(lane, next, &channel->lanes, list) {
+		/* The peer may have closed it since we last looked. */
+		if (channel->slots)
+			see_last(channel, lane->number);
 		lane_end(lane, VMLOOP_REASON_NONE);
+	}
 }
 
 /* Version 1 -------------------------------------------------------------- */

@@ -354,9 +354,10 @@ struct vmloop_lane_ask {
  *	after return the path touches neither the rings nor the channel. Core
  *	mutex held, may sleep.
  * @lane_ended: optional, after @lane_close. The lane has ended: if it was up, ask
- *	vmloop_ring_account() for how much the peer has not published as read, and
- *	vmloop_ring_unread() for what; @reason is why the peer closed or refused it. Last
- *	call; the lane goes when nobody holds it. Core mutex held, may sleep.
+ *	vmloop_lane_is_final(), then vmloop_ring_account() for how much the peer has not
+ *	published as read, and vmloop_ring_unread() for what; @reason is why the peer closed
+ *	or refused it. Last call; the lane goes when nobody holds it. Core mutex held, may
+ *	sleep.
  * @lane_move: optional: its rings may move, those of peers too. Call vmloop_ring_move()
  *	for the lane's ring with these, where no producer is, or return a negative errno; tell
  *	whoever waits for room. From vmloop_lane_move(); core mutex held, may sleep.

@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from vmlab import Guest, Lab, paths
 
 from tests import stages
-from tests.guest.net import STALLS, Net, build_tools
+from tests.guest.net import STALLS, Net, at_once, build_tools
+from tests.guest.toy import Toy
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,6 +71,18 @@ def net(stage: str, lab: Lab, nets: dict[int, Net]) -> Net:
 def g3(lab: Lab) -> Guest:
     """The third guest."""
     return lab.guest("g3")
+
+
+@pytest.fixture
+def toy(net: Net, g1: Guest, g2: Guest) -> Iterator[Toy]:
+    """A channel between g1 and g2, and the toy path in both."""
+    at_once(*(lambda guest=guest: guest.run("modprobe vmloop_toy") for guest in (g1, g2)))
+    try:
+        yield Toy(net, g1, g2)
+    finally:
+        for guest in (g1, g2):
+            guest.run("rmmod vmloop_toy", check=False)
+        net.recover(g1, g2)
 
 
 def pytest_sessionfinish() -> None:

@@ -16,6 +16,7 @@ from vmlab import Lab
 
 from tests.guest.net import DROPS, TOOLS, until
 from tests.guest.pair import Pair, standing
+from tests.guest.toy import skip_without_userfaultfd
 from tests.guest.veth import IP, inside
 from tests.stages import is_of_loopback
 
@@ -65,25 +66,60 @@ def lanes(lab: Lab) -> Iterator[Lanes]:
 
 @pytest.mark.main("lanes are opened and closed beside packets")
 @pytest.mark.parametrize("kind", ["bytes", "records"])
-def test_lanes_beside_packets(stage: str, lanes: Lanes, kind: str) -> None:
-    """Some lanes flow, others come and go, and packets too: all of it arrives as it was sent."""
+def test_lanes_beside_packets(stage: str, lanes: Lanes, kind: str, request: pytest.FixtureRequest) -> None:
+    """Some lanes flow, 500 others come and go, again and again, and packets: all of it arrives as it was sent."""
     host = lanes.host
+    seconds = request.config.getoption("--lane-seconds")
     before = lanes.peers()["loopback0"]["stats"]["tx_frames"]
+    churned = []
     with (
-        host.popen([str(TOOLS / "toy"), "flow", str(PEER), kind, str(4 * RING), "20", "10"]) as flow,
-        host.popen(inside("a", "ping", "-q", "-f", "-w", 10, IP[1])) as ping,
+        host.popen([str(TOOLS / "toy"), "flow", str(PEER), kind, str(4 * RING), "20", str(seconds)]) as flow,
+        host.popen(inside("a", "ping", "-q", "-f", "-w", int(seconds), IP[1])) as ping,
     ):
-        churned = lanes.toy("churn", PEER, kind, RING, 500, 8)
-        flowed = flow.wait(120)
+        while flow.poll() is None:
+            churned.append(lanes.toy("churn", PEER, kind, RING, 500, 8))
+        flowed = flow.wait(60)
         answer = ping.wait(30).out
-    assert churned["bytes"] > 0
+    assert churned and all(one["bytes"] > 0 for one in churned)
     assert flowed.code == 0, flowed.err
-    assert json.loads(flowed.out.splitlines()[-1])["moved"] > 0, "no ring has moved"
+    flowed = json.loads(flowed.out.splitlines()[-1])
+    assert flowed["moved"] > 0, "no ring has moved"
+    assert flowed["least"] > 0, "a lane had no turn"
+    print(f"{500 * len(churned)} lanes came and went; 20 lanes: {flowed}")
     sent, received = map(int, re.findall(r"(\d+) packets transmitted, (\d+) received", answer)[0])
     assert received and sent - received <= 1, f"more than the one that was under way at the end: {answer}"
     after = lanes.peers()["loopback0"]
     assert after["state"] == "up" and after["stats"]["tx_frames"] > before
     assert not any(after["stats"][name] for name in DROPS), after
+
+
+def test_stalled_lanes(stage: str, lanes: Lanes) -> None:
+    """Lanes that nobody reads leave the others alone."""
+    host = lanes.host
+    alone = lanes.toy("flow", PEER, "bytes", 4 * RING, 20, 3)
+    with host.popen([str(TOOLS / "toy"), "hold", str(PEER), "bytes", str(RING), "4"]) as hold:
+        hold.wait_for("ready")
+        beside = lanes.toy("flow", PEER, "bytes", 4 * RING, 20, 3)
+        assert hold.poll() is None, "they have ended"
+        hold.terminate()
+        hold.wait(20)
+    assert beside["least"] > 0, "a lane had no turn"
+    print(f"20 lanes alone: {alone}; beside 4 that are full: {beside}")
+
+
+def test_page_that_nobody_brings(stage: str, lanes: Lanes) -> None:
+    """Tasks that wait for their own memory, amid a read and a write, keep no channel."""
+    host = lanes.host
+    skip_without_userfaultfd(host)
+    with host.popen([str(TOOLS / "toy"), "stuck", str(PEER), "bytes", str(RING)]) as stuck:
+        stuck.wait_for("ready")
+        host.run("rmmod vmloop_loopback", timeout=10)
+        host.run("pkill -USR1 -x toy")
+        result = stuck.wait(20)
+    assert result.code == 0, result.err
+    said = json.loads(result.out.splitlines()[-1])
+    assert said["read"] == 4, "what had come is kept"
+    assert (said["written"], said["error"]) == (-1, "Broken pipe"), said
 
 
 def skip_where_memory_is_kept(stage: str) -> None:

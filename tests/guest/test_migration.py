@@ -7,6 +7,7 @@ test ends with traffic flowing and nothing left behind on either host.
 Runs with --migrations only; on Xen hosts with --kinds xen, too.
 """
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -191,6 +192,57 @@ def test_connections_by_lanes(two):
         server.kill()
         for guest in (two.g1, two.g2):
             guest.run("rmmod vmloop_tcp", timeout=120)
+
+
+def counters(guest: Guest) -> dict[str, int]:
+    """Of the toy path: what lanes that have ended came to (kernel/paths/toy/account.c)."""
+    names = ("lanes", "ended", "peers_read", "we_read", "not_final")
+    out = guest.run(f"cd /sys/module/vmloop_toy/parameters && cat {' '.join(names)}").out
+    return dict(zip(names, map(int, out.split()), strict=True))
+
+
+def test_lanes_and_a_window(two):
+    """When a guest leaves both know of each lane what was read; a window is taken out before, and can be had again."""
+    together(two)
+    both = (two.g1, two.g2)
+    two.g1.put(TOOLS / "toy", f"{HERE}/toy")
+    for guest in both:
+        guest.run("modprobe vmloop_toy")
+    programs = []
+
+    def begin(name: str, words: str) -> Detached:
+        peers = json.loads(two.g1.run([f"{HERE}/control", "peers"]).out)
+        [peer] = [one["id"] for one in peers if one["name"] == "g2"]
+        programs.append(Detached(two.g1, name, f"{HERE}/toy {words.replace('PEER', str(peer))}"))
+        return programs[-1]
+
+    try:
+        before = [counters(guest) for guest in both]
+        begin("hold", "hold PEER bytes 4096 20").wait_for("ready")
+        begin("keep", "keep PEER records 1048576 100").wait_for("ready")
+        apart(two)
+        for program in programs:
+            wait_for(program.has_ended, two.patient(20), "it has ended")
+        wait_for(lambda: not any(counters(guest)["lanes"] for guest in both), two.patient(20), "all accounts are made")
+        one, other = (
+            {name: (now - old[name]) % (1 << 32) for name, now in counters(guest).items()}
+            for guest, old in zip(both, before, strict=True)
+        )
+        # As in test_lane_states.py: the side that ended a lane last had the other's last word.
+        assert one["ended"] == other["ended"] > 20, (one, other)
+        assert one["not_final"] + other["not_final"] <= one["ended"], (one, other)
+        for counted, peer in ((one, other), (other, one)):
+            later = (peer["we_read"] - counted["peers_read"]) % (1 << 32)
+            assert peer["we_read"] > 0 and (later == 0 or (counted["not_final"] and later < 1 << 31)), (one, other)
+        together(two)
+        again = begin("again", "refer PEER records 1048576 2 2")
+        wait_for(again.has_ended, two.patient(20), "windows come and go")
+        assert '"referred"' in again.out(), again.out("err")
+    finally:
+        for program in programs:
+            program.kill()
+        for guest in both:
+            guest.run("rmmod vmloop_toy", timeout=120)
 
 
 @pytest.mark.kvm_only

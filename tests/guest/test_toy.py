@@ -5,71 +5,35 @@ What of it needs no second guest is in test_lanes.py.
 """
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
-from tests.guest.net import DROPS, TOOLS, Net, at_once, until
-
-TOY = str(TOOLS / "toy")
-
-RING = 4096
-
-
-class Toy:
-    """g1, which opens lanes, and g2, which echoes."""
-
-    def __init__(self, net: Net, g1, g2) -> None:
-        self.net = net
-        self.g1 = g1
-        self.g2 = g2
-
-    @property
-    def peer(self) -> str:
-        """Identity of g2, as g1 knows it."""
-        return str(self.net.peers(self.g1)[self.g2.name].peer["id"])
-
-    def words(self, *words: object) -> list[str]:
-        """The program with these words, the second of which is the peer."""
-        return [TOY, str(words[0]), self.peer, *map(str, words[1:])]
-
-    def read(self) -> int:
-        """Bytes that the echoes of g2 have read."""
-        return int(self.g2.run("cat /sys/module/vmloop_toy/parameters/bytes_read").out)
-
-    def run(self, *words: object) -> dict[str, float]:
-        """What it says at its end."""
-        out = self.g1.run(self.words(*words), timeout=300 * self.net.slow).out
-        return dict(json.loads(out))
-
-
-@pytest.fixture
-def toy(net: Net, g1, g2) -> Iterator[Toy]:
-    """A channel between g1 and g2, and the toy path in both."""
-    at_once(*(lambda guest=guest: guest.run("modprobe vmloop_toy") for guest in (g1, g2)))
-    try:
-        yield Toy(net, g1, g2)
-    finally:
-        for guest in (g1, g2):
-            guest.run("rmmod vmloop_toy", check=False)
-        net.recover(g1, g2)
+from tests.guest.net import DROPS, TOOLS, Net, until
+from tests.guest.toy import RING, TOY, Toy, skip_without_userfaultfd
 
 
 @pytest.mark.main("lanes of two paths share a channel's doorbell", on="both")
-def test_lanes_beside_packets(net: Net, toy: Toy) -> None:
-    """Some lanes flow, others come and go, and packets too: all of it arrives as it was sent."""
+def test_lanes_beside_packets(net: Net, toy: Toy, request: pytest.FixtureRequest) -> None:
+    """Some lanes flow, 500 others come and go, again and again, and packets: all of it arrives as it was sent."""
+    seconds = request.config.getoption("--lane-seconds")
     before = net.peers(toy.g1)["g2"]
+    churned = 0
     with (
-        toy.g1.popen(toy.words("flow", "bytes", 4 * RING, 10, 8)) as flow,
-        toy.g1.popen(toy.words("flow", "records", 4 * RING, 10, 8)) as records,
+        toy.g1.popen(toy.words("flow", "bytes", 4 * RING, 10, seconds)) as flow,
+        toy.g1.popen(toy.words("flow", "records", 4 * RING, 10, seconds)) as records,
         net.transfer(toy.g1, toy.g2) as transfer,
     ):
-        for kind in ("bytes", "records"):
-            assert toy.run("churn", kind, RING, 200, 8)["bytes"] > 0
+        while flow.poll() is None:
+            for kind in ("bytes", "records"):
+                assert toy.run("churn", kind, RING, 250, 8)["bytes"] > 0
+            churned += 500
         for one in (flow, records):
             result = one.wait(60 * net.slow)
             assert result.code == 0, result.err
-            assert json.loads(result.out.splitlines()[-1])["moved"] > 0, "no ring has moved"
+            said = json.loads(result.out.splitlines()[-1])
+            assert said["moved"] > 0, "no ring has moved"
+            assert said["least"] > 0, "a lane had no turn"
+            print(f"{churned} lanes came and went; 10 lanes: {said}")
         transfer.finish()
     after = net.peers(toy.g1)["g2"]
     assert (after.state, after.tag) == ("up", before.tag)
@@ -131,7 +95,24 @@ def test_stopped_program(net: Net, toy: Toy) -> None:
     assert net.peers(toy.g1)["g2"].state != "broken"
 
 
+def test_page_that_nobody_brings(net: Net, toy: Toy) -> None:
+    """Tasks that wait for their own memory, amid a read and a write, keep no channel."""
+    skip_without_userfaultfd(toy.g1)
+    with toy.g1.popen(toy.words("stuck", "bytes", RING)) as stuck:
+        stuck.wait_for("ready", 30)
+        net.command("close", "g1", "g2")
+        until(lambda: net.channel_count(toy.g1) == 1, 10 * net.slow, "g1 has its channel to g3 only")
+        toy.g1.run("pkill -USR1 -x toy")
+        result = stuck.wait(20 * net.slow)
+    assert result.code == 0, result.err
+    said = json.loads(result.out.splitlines()[-1])
+    assert said["read"] == 4, "what had come is kept"
+    assert (said["written"], said["error"]) == (-1, "Broken pipe"), said
+
+
 WINDOW = 1 << 20
+PATIENT = 100
+"""Tenths of a second. That a guest takes windows the host learns a moment after it can."""
 
 
 def window_devices(guest) -> list[str]:
@@ -198,7 +179,7 @@ def test_references(net: Net, toy: Toy, owner: str) -> None:
 @pytest.mark.kvm_only
 def test_reader_cannot_write(net: Net, toy: Toy) -> None:
     """A reader that writes to a window past its modules changes nothing."""
-    with toy.g1.popen(toy.words("keep", "records", WINDOW)) as keep:
+    with toy.g1.popen(toy.words("keep", "records", WINDOW, PATIENT)) as keep:
         keep.wait_for("ready", 30)
         toy.g1.run("pkill -STOP -x toy")
         for guest, said in ((toy.g1, "changed"), (toy.g2, "same")):
@@ -235,7 +216,7 @@ def test_window_end(net: Net, toy: Toy, end: str, ms: int) -> None:
     """However a window ends, and however long the reader would use it, both let go of all of it."""
     toy.g2.run(f"echo {ms} >/sys/module/vmloop_toy/parameters/hold_ms")
     before = {guest.name: held(net, guest) for guest in (toy.g1, toy.g2)}
-    with toy.g1.popen(toy.words("keep", "records", WINDOW)) as keep:
+    with toy.g1.popen(toy.words("keep", "records", WINDOW, PATIENT)) as keep:
         keep.wait_for("ready", 30)
         assert has(net, toy.g1, before["g1"], gains(net, "owner")), held(net, toy.g1)
         assert has(net, toy.g2, before["g2"], gains(net, "reader")), held(net, toy.g2)
@@ -273,6 +254,24 @@ def test_window_end(net: Net, toy: Toy, end: str, ms: int) -> None:
     net.ensure()
     for guest in (toy.g1, toy.g2):
         until(lambda: has(net, guest, before[guest.name], {}), 20 * net.slow, "nothing of a window is left")  # noqa: B023
+
+
+@pytest.mark.parametrize("dead", ["owner", "reader"])
+def test_window_of_the_dead(net: Net, toy: Toy, dead: str) -> None:
+    """Of a window whose other side was killed nothing is left, however long it was in use."""
+    toy.g2.run("echo 1000 >/sys/module/vmloop_toy/parameters/hold_ms")
+    lost, other = (toy.g1, toy.g2) if dead == "owner" else (toy.g2, toy.g1)
+    before = held(net, other)
+    with toy.g1.popen(toy.words("keep", "records", WINDOW, PATIENT)) as keep:
+        keep.wait_for("ready", 30)
+        assert held(net, other) != before
+        lost.kill()
+        if dead == "reader":
+            result = keep.wait(30 * net.slow)
+            assert result.code == 0, result.err
+    until(lambda: held(net, other) == before, 30 * net.slow, "nothing of the window is left")
+    lost.start()
+    net.ensure()
 
 
 @pytest.mark.main("a guest with other modules than its peer had no channel", on="both")

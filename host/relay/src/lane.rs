@@ -134,6 +134,16 @@ impl Lane {
         }
     }
 
+    /// A guest's channel ends: it learns what the other one has read last.
+    pub(crate) fn give_back_last(&mut self, guest: usize) {
+        if let Phase::Up(up) = &mut self.phase
+            && step(self.life[guest].ours()) != VMLOOP_LIFE_CLOSED
+        {
+            // A position that cannot be changes nothing: the last good one has been told.
+            let _ = up.flow[guest].give_back();
+        }
+    }
+
     /// Acts upon what the guests have done to the lane.
     pub(crate) fn look(&mut self, sides: &mut [Side; 2], rules: &Rules) -> Result<Look, Fault> {
         for guest in 0..2 {

@@ -349,8 +349,27 @@ impl Relay {
         }
     }
 
-    /// Both channels have ended.
+    /// Both channels end. A guest is told CLOSED only if the other guest has said CLOSED, and after
+    /// what the other guest has read last, as CLOSED makes that account final. Otherwise it is told
+    /// CLOSING, and ends its channel after 200 ms.
     fn finish(&mut self) {
+        for guest in 0..2 {
+            let is_final = self.sides[1 - guest].theirs == VMLOOP_SIDE_CLOSED;
+            let state = if is_final { VMLOOP_SIDE_CLOSED } else { VMLOOP_SIDE_CLOSING };
+            if is_final {
+                for lane in &mut self.lanes {
+                    lane.give_back_last(guest);
+                }
+            }
+            if self.sides[guest].ours < state {
+                self.sides[guest].say_state(state);
+            }
+        }
+        self.phase = Phase::Over;
+    }
+
+    /// The same where one guest is not believed any more.
+    fn finish_cut(&mut self) {
         for side in &mut self.sides {
             if side.ours != VMLOOP_SIDE_CLOSED {
                 side.say_state(VMLOOP_SIDE_CLOSED);
@@ -366,7 +385,7 @@ impl Relay {
         self.outcome[fault.guest] = Outcome::Broken(fault.what);
         self.sides[fault.guest].say_state(VMLOOP_SIDE_CLOSED);
         if !matches!(self.phase, Phase::Up) || self.sides[other].theirs == VMLOOP_SIDE_CLOSED {
-            self.finish();
+            self.finish_cut();
             return;
         }
         self.phase = Phase::Cut(other, now + DRAIN_TIME);
@@ -385,7 +404,7 @@ impl Relay {
             }
         }
         if done {
-            self.finish();
+            self.finish_cut();
         }
         Ok(())
     }

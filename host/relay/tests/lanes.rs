@@ -525,6 +525,10 @@ fn the_relay_closes_both_and_nobody_answers() {
     world.now = ms(400);
     world.turn();
     assert!(world.over);
+    for guest in 0..2 {
+        let said = world.peek(guest, world.header.side_offset[1 - guest]);
+        assert_eq!(said, VMLOOP_SIDE_CLOSING, "the other guest has not said its last word");
+    }
 }
 
 #[test]

@@ -283,6 +283,8 @@ void stream_lane_ended(struct vmloop_lane *lane, u32 reason)
 {
 	struct stream *stream = lane->priv;
 	const struct vmloop_lane *held = READ_ONCE(stream->held);
+	/* Before we ask what was read. */
+	bool final = vmloop_lane_is_final(lane);
 
 	/* The work may have let go of it by now, and the next one may be there. */
 	if ((!held || held == lane) && !stream->up &&
@@ -294,8 +296,7 @@ void stream_lane_ended(struct vmloop_lane *lane, u32 reason)
 	if (held == lane && !stream->ended) {
 		stream->carried = stream->heard && was_heard(stream, lane);
 		/* If we have heard it, it may have heard us, and we not know. */
-		stream->spoilt |= stream->heard && !stream->carried &&
-				  !vmloop_lane_is_final(lane);
+		stream->spoilt |= stream->heard && !stream->carried && !final;
 		decide(stream);
 	}
 	stream_put(stream);

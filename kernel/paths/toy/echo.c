@@ -51,6 +51,53 @@ static unsigned int hold_ms;
 module_param(hold_ms, uint, 0600);
 MODULE_PARM_DESC(hold_ms, "for tests: how long echoes use a window for each reference, in ms");
 
+/* Whether peers have lanes here. */
+static bool serve = true;
+
+static void find_served(struct vmloop_lane *lane, void *data)
+{
+	struct vmloop_lane **found = data;
+	struct echo *echo = lane->priv;
+
+	if (*found || lane->opened || READ_ONCE(echo->down))
+		return;
+	vmloop_lane_get(lane);
+	*found = lane;
+}
+
+static void shut_all(const struct vmloop_path *path)
+{
+	struct vmloop_lane *lane;
+
+	do {
+		lane = NULL;
+		vmloop_lanes_do(path, find_served, &lane);
+		if (!lane)
+			return;
+		vmloop_lane_shut(lane, VMLOOP_REASON_PATH);
+		vmloop_lane_put(lane);
+	} while (!READ_ONCE(serve));
+}
+
+static int serve_set(const char *text, const struct kernel_param *param)
+{
+	int err = param_set_bool(text, param);
+
+	if (!err && !serve) {
+		shut_all(&toy_bytes);
+		shut_all(&toy_records);
+	}
+	return err;
+}
+
+static const struct kernel_param_ops serve_ops = {
+	.set = serve_set,
+	.get = param_get_bool,
+};
+
+module_param_cb(serve, &serve_ops, &serve, 0600);
+MODULE_PARM_DESC(serve, "for tests: peers have lanes here; when it becomes false those that they have are closed");
+
 /* How many windows are going: meanwhile no echo holds a reference any longer. */
 static atomic_t letting_go = ATOMIC_INIT(0);
 
@@ -215,6 +262,11 @@ static void echo_work(struct work_struct *work)
 		queue_work(queue, work);
 }
 
+bool toy_echo_serves(void)
+{
+	return READ_ONCE(serve);
+}
+
 int toy_echo_open(struct vmloop_lane *lane)
 {
 	struct echo *echo = kzalloc(sizeof(*echo), GFP_KERNEL);
@@ -257,6 +309,14 @@ void toy_echo_close(struct vmloop_lane *lane)
 	struct echo *echo = lane->priv;
 
 	cancel_work_sync(&echo->work);
+}
+
+void toy_echo_ended(struct vmloop_lane *lane)
+{
+	struct echo *echo = lane->priv;
+
+	/* The core has one up as soon as it has made it: there is no other. */
+	toy_account_end(lane);
 	kfree(echo);
 	lane->priv = NULL;
 }

@@ -181,7 +181,7 @@ void toy_file_ended(struct vmloop_lane *lane, u32 reason)
 {
 	struct file_lane *file = lane->priv;
 
-	file->unread = file->up ? vmloop_ring_account(&lane->tx) : 0;
+	file->unread = file->up ? toy_account_end(lane) : 0;
 	file->reason = reason;
 	/* Pairs with the acquire in get_state(). */
 	smp_store_release(&file->ended, true);

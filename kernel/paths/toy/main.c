@@ -15,6 +15,7 @@ static int lane_open(struct vmloop_lane *lane)
 
 static void lane_up(struct vmloop_lane *lane)
 {
+	toy_account_begin(lane);
 	if (lane->opened)
 		toy_file_up(lane);
 	else
@@ -41,6 +42,8 @@ static void lane_ended(struct vmloop_lane *lane, u32 reason)
 {
 	if (lane->opened)
 		toy_file_ended(lane, reason);
+	else
+		toy_echo_ended(lane);
 }
 
 static void lane_event(struct vmloop_lane *lane)
@@ -56,6 +59,8 @@ static u32 lane_wanted(struct vmloop_lane *lane, struct vmloop_lane_ask *ask)
 {
 	u32 size;
 
+	if (!toy_echo_serves())
+		return VMLOOP_REASON_PATH;
 	memcpy(&size, lane->said, sizeof(size));
 	/* Untrusted: the core refuses what it has no memory for. */
 	ask->ring_size = size ?: VMLOOP_SHM_PAGE;

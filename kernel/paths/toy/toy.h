@@ -102,14 +102,20 @@ int toy_file_init(void);
 void toy_file_exit(void);
 
 /* echo.c: lanes that peers have opened; the same */
+bool toy_echo_serves(void);
 int toy_echo_open(struct vmloop_lane *lane);
 void toy_echo_up(struct vmloop_lane *lane);
 void toy_echo_down(struct vmloop_lane *lane);
 void toy_echo_close(struct vmloop_lane *lane);
+void toy_echo_ended(struct vmloop_lane *lane);
 void toy_echo_event(struct vmloop_lane *lane);
 void toy_echo_let_go(void);
 int toy_echo_init(void);
 void toy_echo_exit(void);
+
+/* account.c: what both sides of ended lanes have read; core mutex held */
+void toy_account_begin(struct vmloop_lane *lane);
+u32 toy_account_end(struct vmloop_lane *lane);
 
 /* window.c: windows of programs and of peers; core mutex held */
 u32 toy_window_wanted(struct vmloop_peer *peer, u64 size, const u8 *said);

@@ -134,8 +134,8 @@ static bool has_answer(const struct toy_window *toy)
  * @size: bytes
  * @number: set to the window's number
  *
- * Return: it, for toy_window_end(); or -ECONNREFUSED: the peer does not want it; -EINTR; or
- * what the core says.
+ * Return: it, for toy_window_end(); or -ECONNREFUSED: the peer, or the host, does not want it;
+ * -EINTR; or what the core says.
  */
 struct toy_window *toy_window_open(u64 peer, u64 size, u32 *number)
 {

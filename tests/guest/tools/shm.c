@@ -4,6 +4,8 @@
  * hostile peer.
  *
  *	shm list                            the devices, as JSON
+ *	shm lanes TAG                       its lanes that are not free at both sides: numbers,
+ *	                                    and the step of either side, as JSON
  *	shm mark TAG OFFSET HEX             write 16 bytes into a channel's region
  *	shm find HEX                        where the 16 bytes stand, in any device
  *	shm scribble DEVICE                 whether a device's memory can be written; nothing
@@ -160,6 +162,41 @@ static void list(void)
 			printf(", \"state\": [%u, %u]", region_side(devices[n].base, 0)->state,
 			       region_side(devices[n].base, 1)->state);
 		putchar('}');
+		comma = ",\n ";
+	}
+	puts("]");
+}
+
+static const char *step_name(uint32_t step)
+{
+	static const char *const names[] = {
+		[VMLOOP_LIFE_FREE] = "free", [VMLOOP_LIFE_OPEN] = "open",
+		[VMLOOP_LIFE_CLOSING] = "closing", [VMLOOP_LIFE_CLOSED] = "closed",
+		[VMLOOP_LIFE_REFUSED] = "refused",
+	};
+
+	return step < sizeof(names) / sizeof(names[0]) ? names[step] : "wrong";
+}
+
+static void list_lanes(uint8_t *base)
+{
+	volatile struct vmloop_shm_table *table = region_table(base, 0);
+	volatile struct vmloop_shm_entry *entry;
+	const char *comma = "";
+	uint32_t number, step[2];
+	unsigned int side;
+
+	if (!table)
+		fail("a channel of version 1 has no table of lanes");
+	putchar('[');
+	for (number = 0; number < table->lanes; number++) {
+		for (side = 0; side < 2; side++)
+			step[side] = life_step(region_entry(base, side, number)->life);
+		if (step[0] == VMLOOP_LIFE_FREE && step[1] == VMLOOP_LIFE_FREE)
+			continue;
+		entry = region_entry(base, number % 2, number);
+		printf("%s{\"number\": %u, \"kind\": %u", comma, number, entry->lane.kind);
+		printf(", \"steps\": [\"%s\", \"%s\"]}", step_name(step[0]), step_name(step[1]));
 		comma = ",\n ";
 	}
 	puts("]");
@@ -991,6 +1028,8 @@ int main(int argc, char **argv)
 	find_devices();
 	if (!strcmp(what, "list")) {
 		list();
+	} else if (!strcmp(what, "lanes") && argc == 3) {
+		list_lanes(find_tag((uint32_t)atoi(argv[2]))->base);
 	} else if (!strcmp(what, "scribble") && argc == 3) {
 		scribble(argv[2]);
 	} else if (!strcmp(what, "mark") && argc == 5) {
@@ -1020,7 +1059,7 @@ int main(int argc, char **argv)
 		begin();
 		send_hex(argv[3], &meta);
 	} else {
-		fail("usage: shm list | mark TAG OFFSET HEX | find HEX | scribble DEVICE | list-attacks | attack TAG NAME FROM TO [AS] | frame TAG HEX [FLAGS START OFFSET]");
+		fail("usage: shm list | lanes TAG | mark TAG OFFSET HEX | find HEX | scribble DEVICE | list-attacks | attack TAG NAME FROM TO [AS] | frame TAG HEX [FLAGS START OFFSET]");
 	}
 	return 0;
 }

@@ -6,20 +6,29 @@
  *						echoed, compare, close it
  *	toy flow PEER KIND RING LANES SECONDS	has as much echoed as it can, in
  *						each lane at the same time; now and
- *						then a lane goes on in another ring
+ *						then a lane goes on in another ring;
+ *						says how much, and how much by
+ *						the lane that carried least
  *	toy open PEER KIND RING LANES		opens lanes, one after the other, says
  *						"ready", and keeps them until it is ended
  *	toy refer PEER KIND WINDOW THREADS SECONDS	puts bytes into windows of so many
  *						bytes and has references to them echoed,
  *						and wrong ones now and then; windows come
  *						and go
- *	toy keep PEER KIND WINDOW		has a window, says "ready", goes on as
- *						above until it has ended, and says that
+ *	toy keep PEER KIND WINDOW [TRIES]	has a window, says "ready", goes on as
+ *						above until it has ended, and says that;
+ *						if it is refused, tries again each tenth
+ *						of a second
  *	toy hold PEER KIND RING LANES		fills lanes without reading, and the
  *						larger rings that they go on in, says
  *						"ready", waits until they have ended,
  *						and says how many bytes were sent,
  *						counted as unread, and came back
+ *	toy stuck PEER KIND RING		reads into memory, and writes from
+ *						memory, whose pages nobody brings
+ *						(userfaultfd), says "ready" when both
+ *						wait for that, brings them at SIGUSR1,
+ *						and says what came of both
  *
  * KIND is records or bytes, PEER an identity in decimal. Prints one line of JSON; what
  * does not come back as it was sent ends the program with an error.
@@ -27,12 +36,17 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <poll.h>
+#include <linux/userfaultfd.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "tool.h"
@@ -45,19 +59,30 @@
 static struct vmloop_toy_open what;
 static double until;
 static unsigned long rounds;
-static unsigned long churned, echoed, moved;
+static unsigned long churned, echoed, moved, least = ULONG_MAX;
+static pthread_mutex_t least_mutex = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t window_size;
 static unsigned long referred, refused, windows;
 
-static int open_lane(void)
+/* Waits so many seconds, if need be, until the peer has let go of lanes that were closed. */
+static int open_lane_within(double seconds)
 {
 	int fd = open("/dev/vmloop_toy", O_RDWR | O_CLOEXEC);
+	double end = now() + seconds;
 
 	if (fd < 0)
 		fail("/dev/vmloop_toy: %s", strerror(errno));
-	if (ioctl(fd, VMLOOP_TOY_OPEN, &what))
-		fail("no lane: %s", strerror(errno));
+	while (ioctl(fd, VMLOOP_TOY_OPEN, &what)) {
+		if (errno != ENOSPC || now() >= end)
+			fail("no lane: %s", strerror(errno));
+		usleep(1000);
+	}
 	return fd;
+}
+
+static int open_lane(void)
+{
+	return open_lane_within(0);
 }
 
 /* To a ring of another size: there may be no memory, or the peer still read the one before. */
@@ -126,7 +151,7 @@ static void *churn(void *argument)
 	int fd;
 
 	while (__atomic_fetch_add(&churned, 1, __ATOMIC_RELAXED) < rounds) {
-		fd = open_lane();
+		fd = open_lane_within(5);
 		bytes = echo(fd, sent, came, salt++);
 		close(fd);
 		__atomic_fetch_add(&echoed, bytes, __ATOMIC_RELAXED);
@@ -139,15 +164,19 @@ static void *flow(void *argument)
 	uint64_t salt = scatter((uintptr_t)argument + 1);
 	uint8_t *sent = malloc(what.ring_size), *came = malloc(what.ring_size);
 	int fd = open_lane();
-	size_t bytes;
+	unsigned long bytes = 0;
 
 	while (now() < until) {
 		if (scatter(salt) % 8 == 0)
 			move_lane(fd, what.ring_size << scatter(salt + 1) % 2);
-		bytes = echo(fd, sent, came, salt++);
-		__atomic_fetch_add(&echoed, bytes, __ATOMIC_RELAXED);
+		bytes += echo(fd, sent, came, salt++);
 	}
 	close(fd);
+	__atomic_fetch_add(&echoed, bytes, __ATOMIC_RELAXED);
+	pthread_mutex_lock(&least_mutex);
+	if (bytes < least)
+		least = bytes;
+	pthread_mutex_unlock(&least_mutex);
 	return NULL;
 }
 
@@ -245,15 +274,14 @@ static bool refer(int fd, uint32_t number, uint8_t *sent, uint8_t *came, uint64_
 	return true;
 }
 
-static int open_referring(int64_t *number, bool patient)
+static int open_referring(int64_t *number, unsigned long tries)
 {
-	unsigned int tries;
 	uint32_t type = VMLOOP_TOY_REFERENCE;
 	int fd = open_lane();
 
 	*number = open_window(fd);
-	/* The peer has one mapped at a time, and so many a second. */
-	for (tries = 0; patient && *number < 0 && tries < 100; tries++) {
+	/* The peer maps so many a second; that it takes any is known a moment after it can. */
+	for (; *number < 0 && tries; tries--) {
 		if (errno != ECONNREFUSED)
 			break;
 		usleep(100000);
@@ -274,7 +302,7 @@ static void *references(void *argument)
 	int fd;
 
 	do {
-		fd = open_referring(&number, true);
+		fd = open_referring(&number, 100);
 		do {
 			if (!refer(fd, (uint32_t)number, sent, came, salt++))
 				fail("the window has ended");
@@ -286,12 +314,12 @@ static void *references(void *argument)
 }
 
 /* Goes on until the window is gone, whoever ends it. */
-static void keep(void)
+static void keep(unsigned long tries)
 {
 	uint8_t *sent = malloc(what.ring_size), *came = malloc(what.ring_size);
 	uint64_t salt = 1;
 	int64_t number;
-	int fd = open_referring(&number, false);
+	int fd = open_referring(&number, tries);
 
 	puts("ready");
 	fflush(stdout);
@@ -377,6 +405,87 @@ static void hold(unsigned long lanes)
 	printf(", \"came\": %" PRIu64 ", \"moved\": %lu}\n", came, moved);
 }
 
+/* One task that waits for a page of its own, amid a system call. */
+struct stuck {
+	uint8_t *page;
+	ssize_t result;
+	int error;
+};
+
+static void *stuck_reader(void *argument)
+{
+	struct stuck *stuck = argument;
+	int fd = open_lane();
+
+	put_all(fd, (const uint8_t *)"word", 4);
+	stuck->result = read(fd, stuck->page, 4);
+	stuck->error = errno;
+	return NULL;
+}
+
+static void *stuck_writer(void *argument)
+{
+	struct stuck *stuck = argument;
+	int fd = open_lane();
+
+	stuck->result = write(fd, stuck->page, 4);
+	stuck->error = errno;
+	return NULL;
+}
+
+/* Whether somebody has begun to wait for a page of @pages. */
+static bool is_waited_for(int faults)
+{
+	struct pollfd look = { .fd = faults, .events = POLLIN };
+	struct uffd_msg message;
+
+	if (poll(&look, 1, 20000) != 1 ||
+	    read(faults, &message, sizeof(message)) != sizeof(message))
+		return false;
+	return message.event == UFFD_EVENT_PAGEFAULT;
+}
+
+static void be_stuck(void)
+{
+	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_register missing = { .mode = UFFDIO_REGISTER_MODE_MISSING };
+	struct uffdio_zeropage bring = { .range.len = 2 * page };
+	struct stuck reading, writing;
+	pthread_t reader, writer;
+	uint8_t *pages;
+	sigset_t go;
+	int faults, sig;
+
+	sigemptyset(&go);
+	sigaddset(&go, SIGUSR1);
+	pthread_sigmask(SIG_BLOCK, &go, NULL);
+	pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+	missing.range.start = (uintptr_t)pages;
+	missing.range.len = 2 * page;
+	if (pages == MAP_FAILED || faults < 0 || ioctl(faults, UFFDIO_API, &api) ||
+	    ioctl(faults, UFFDIO_REGISTER, &missing))
+		fail("userfaultfd: %s", strerror(errno));
+	reading.page = pages;
+	writing.page = pages + page;
+	if (pthread_create(&reader, NULL, stuck_reader, &reading) ||
+	    pthread_create(&writer, NULL, stuck_writer, &writing))
+		fail("no thread: %s", strerror(errno));
+	if (!is_waited_for(faults) || !is_waited_for(faults))
+		fail("nobody waits for a page");
+	puts("ready");
+	fflush(stdout);
+	sigwait(&go, &sig);
+	bring.range.start = (uintptr_t)pages;
+	if (ioctl(faults, UFFDIO_ZEROPAGE, &bring))
+		fail("no pages: %s", strerror(errno));
+	pthread_join(reader, NULL);
+	pthread_join(writer, NULL);
+	printf("{\"read\": %zd, \"written\": %zd", reading.result, writing.result);
+	printf(", \"error\": \"%s\"}\n", writing.result < 0 ? strerror(writing.error) : "");
+}
+
 static void keep_open(unsigned long lanes)
 {
 	for (; lanes; lanes--)
@@ -393,7 +502,7 @@ int main(int argc, char **argv)
 	unsigned long lanes;
 
 	if (argc < 5)
-		fail("usage: toy churn PEER KIND RING COUNT THREADS | flow PEER KIND RING LANES SECONDS | hold PEER KIND RING LANES | open PEER KIND RING LANES | refer PEER KIND WINDOW THREADS SECONDS | keep PEER KIND WINDOW");
+		fail("usage: toy churn PEER KIND RING COUNT THREADS | flow PEER KIND RING LANES SECONDS | hold PEER KIND RING LANES | stuck PEER KIND RING | open PEER KIND RING LANES | refer PEER KIND WINDOW THREADS SECONDS | keep PEER KIND WINDOW [TRIES]");
 	what.peer = strtoull(argv[2], NULL, 10);
 	what.kind = strcmp(argv[3], "bytes") ? VMLOOP_LANE_TOY_RECORDS : VMLOOP_LANE_TOY_BYTES;
 	what.ring_size = (uint32_t)strtoul(argv[4], NULL, 10);
@@ -409,9 +518,13 @@ int main(int argc, char **argv)
 		       windows, referred, refused);
 		return 0;
 	}
-	if (!strcmp(argv[1], "keep") && argc == 5) {
-		keep();
+	if (!strcmp(argv[1], "keep") && argc <= 6) {
+		keep(lanes);
 		printf("{\"referred\": %lu, \"refused\": %lu}\n", referred, refused);
+		return 0;
+	}
+	if (!strcmp(argv[1], "stuck") && argc == 5) {
+		be_stuck();
 		return 0;
 	}
 	if (!strcmp(argv[1], "open") && argc == 6)
@@ -427,8 +540,11 @@ int main(int argc, char **argv)
 	} else {
 		fail("no such command: %s", argv[1]);
 	}
-	if (strcmp(argv[1], "hold"))
-		printf("{\"lanes\": %lu, \"bytes\": %lu, \"moved\": %lu, \"seconds\": %.3f}\n",
-		       lanes, echoed, moved, now() - began);
+	if (!strcmp(argv[1], "flow"))
+		printf("{\"lanes\": %lu, \"bytes\": %lu, \"least\": %lu, \"moved\": %lu}\n",
+		       lanes, echoed, least, moved);
+	else if (strcmp(argv[1], "hold"))
+		printf("{\"lanes\": %lu, \"bytes\": %lu, \"seconds\": %.3f}\n",
+		       lanes, echoed, now() - began);
 	return 0;
 }
