@@ -556,8 +556,8 @@ struct vmloop_msg_close {
  * @number: of the window
  * @ours: 1: the guest owns it; 0: its peer does
  * @place: PCI bus << 8 | device << 3 | function, in domain 0; VMLOOP_WINDOW_NOWHERE: it
- *	cannot be made
- * @size: bytes of the window; its device's may be more
+ *	cannot be made, or the agent takes it back
+ * @size: bytes of the window; its device's may be more. Without a place it says nothing
  */
 struct vmloop_msg_window_at {
 	__u32 tag;

@@ -820,7 +820,8 @@ static bool is_window(const struct vmloop_lane *lane)
 void vmloop_lanes_look(struct vmloop_channel *channel)
 {
 	unsigned int budget = LOOK_BUDGET;
-	struct vmloop_lane *lane;
+	struct vmloop_lane *lane, *now;
+	enum vmloop_lane_phase phase;
 	bool was_window;
 	u32 number;
 
@@ -839,14 +840,17 @@ void vmloop_lanes_look(struct vmloop_channel *channel)
 			return;
 		lane = channel->slots[number].lane;
 		was_window = is_window(lane);
+		phase = was_window ? lane->phase : VMLOOP_LANE_OPENING;
 		if (lane)
 			lane_look(lane);
 		else
 			look_free(channel, number);
 		if (READ_ONCE(channel->broken))
 			return;
+		now = channel->slots[number].lane;
 		/* One that was mapped, or unmapped, has taken as long as many others. */
-		if (was_window || is_window(channel->slots[number].lane))
+		if ((was_window || is_window(now)) &&
+		    !(was_window && now == lane && now->phase == phase))
 			budget = 0;
 	}
 	look_at_waiting(channel);

@@ -20,6 +20,7 @@ static const struct vmloop_path *paths[PATHS_MAX];
 static DEFINE_MUTEX(path_mutex);
 static bool told;	/* the paths know the directory; under the core mutex */
 static unsigned long late;	/* kinds that came since they were told; the same */
+static int window_paths;	/* that take windows; single word, written under the core mutex */
 
 /**
  * vmloop_path_find() - the path that serves a kind of lane
@@ -68,6 +69,31 @@ u64 vmloop_paths_features(void)
 		if (paths[i])
 			features |= paths[i]->features;
 	return features;
+}
+
+/**
+ * vmloop_paths_have_windows() - whether a path that is loaded takes windows of peers
+ *
+ * Context: any; may change at any time. Transports are asked to say HELLO again then.
+ */
+bool vmloop_paths_have_windows(void)
+{
+	return READ_ONCE(window_paths);
+}
+EXPORT_SYMBOL_GPL(vmloop_paths_have_windows);
+
+/* One more, or one less: the agent lets nobody plug windows for us that nobody here takes. */
+static void count_windows(const struct vmloop_path *path, int more)
+{
+	struct vmloop_transport *transport;
+
+	lockdep_assert_held(&vmloop_mutex);
+	if (!path->window_wanted)
+		return;
+	WRITE_ONCE(window_paths, window_paths + more);
+	list_for_each_entry(transport, &vmloop_transports, list)
+		if (transport->ops->again)
+			transport->ops->again(transport);
 }
 
 /**
@@ -176,6 +202,7 @@ int vmloop_path_register(const struct vmloop_path *path)
 	else
 		paths[path->kind] = path;
 	if (!err) {
+		count_windows(path, 1);
 		late |= BIT(path->kind);
 		vmloop_paths_directory_changed();
 	}
@@ -199,6 +226,7 @@ void vmloop_path_unregister(const struct vmloop_path *path)
 	mutex_lock(&path_mutex);
 	mutex_lock(&vmloop_mutex);
 	paths[path->kind] = NULL;
+	count_windows(path, -1);
 	vmloop_channels_end(path);
 	mutex_unlock(&vmloop_mutex);
 	mutex_unlock(&path_mutex);

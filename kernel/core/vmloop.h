@@ -19,10 +19,12 @@
  * what is one module's own:
  *
  *   path_mutex		path.c: which paths there are
- *   a transport's own	loopback: loopback_mutex
+ *   a transport's own	loopback: loopback_mutex; ivshmem: the PCI core's, of adding and
+ *			removing, and a device's
  *   RTNL
  *   net_rwsem		the list of network namespaces; read
  *   vmloop_mutex	the core mutex: all that changes state
+ *   windows_mutex	ivshmem's
  *   tx_lock		a lane's; bottom halves off
  *   control_lock	or whatever a transport uses to queue a message
  *   tell_lock		a channel's, of what is told by doorbells; interrupts off
@@ -377,8 +379,8 @@ struct vmloop_lane_ask {
  *	without its peer. It is not found any more. Wait for, or take back, what uses it yet:
  *	after return nothing of the path touches its memory. Core mutex held, may sleep.
  * @window_ended: last call for a window, also of one that never came up: @reason is why
- *	the peer refused or closed it, VMLOOP_REASON_* or any other number. Core mutex held, may
- *	sleep.
+ *	the peer, or we, refused or closed it: VMLOOP_REASON_* or any other number. Core mutex
+ *	held, may sleep.
  * @lane_event: mandatory. The peer rang: look at both directions. Any
  *	context, also hard interrupt, under a lock that vmloop_lane_ring() of the
  *	other end may want: schedule, and do not ring; between @lane_open and the
@@ -719,9 +721,10 @@ void vmloop_window_made(struct vmloop_transport *transport, u32 tag, u32 number,
  *	Core mutex held.
  * @advertise: optional. Tell the agent all of our IP addresses. Core mutex
  *	held.
- * @again: mandatory for those that call vmloop_directory_change(). Have the agent
- *	say the whole directory, not before a second from now, as a part of it was
- *	lost. Core mutex held, must not wait.
+ * @again: mandatory for those that call vmloop_directory_change(). Tell the agent anew what
+ *	we understand, and have it say the whole directory, not before a second from now: a
+ *	part of it was lost, or vmloop_paths_have_windows() has changed. Core mutex held, must
+ *	not wait.
  */
 struct vmloop_transport_ops {
 	int (*request)(struct vmloop_transport *transport, u64 peer, u64 epoch,
@@ -781,6 +784,7 @@ struct vmloop_transport {
 };
 
 u64 vmloop_features(void);
+bool vmloop_paths_have_windows(void);
 int vmloop_transport_register(struct vmloop_transport *transport);
 void vmloop_transport_unregister(struct vmloop_transport *transport);
 

@@ -84,7 +84,7 @@ struct vmloop_window *vmloop_window_use(const struct vmloop_lane *lane, bool our
 
 	rcu_read_lock();
 	window = rcu_dereference(lane->channel->windows_up[ours][number % VMLOOP_WINDOWS_MAX]);
-	if (window && (window->number != number || window->path != lane->path ||
+	if (window && (window->number != number || READ_ONCE(window->path) != lane->path ||
 		       !atomic_inc_not_zero(&window->uses)))
 		window = NULL;
 	rcu_read_unlock();
@@ -155,7 +155,8 @@ static void window_end(struct vmloop_window *window, u32 reason)
 	place_give(window);
 	if (window->path)
 		window->path->window_ended(window, reason);
-	window->path = NULL;
+	/* vmloop_window_use() may have found the window, and compares this yet. */
+	WRITE_ONCE(window->path, NULL);
 	window->channel = NULL;
 	vmloop_window_put(window);
 }
@@ -393,7 +394,7 @@ void vmloop_window_forget(const struct vmloop_lane *lane)
 	struct vmloop_window *window = lane->priv;
 
 	window->path->window_ended(window, VMLOOP_REASON_NONE);
-	window->path = NULL;
+	WRITE_ONCE(window->path, NULL);
 }
 
 /* The lane that stands for a window -------------------------------------- */

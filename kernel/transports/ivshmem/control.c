@@ -38,7 +38,7 @@
  * @rx: what the agent produces; used by @work
  * @incarnation: what the agent must echo
  * @started: all of the above is set; a doorbell that rings before does nothing
- * @open: the agent has echoed; written by @work under @control_lock
+ * @open: the agent has echoed; written under @control_lock, by @work and when that has ended
  * @work: receives
  */
 struct ivshmem_control {
@@ -135,7 +135,7 @@ static int send_hello(void)
 		.minor = VMLOOP_SHM_MINOR,
 		.cpus = num_online_cpus(),
 		.features = vmloop_features() | VMLOOP_F_CHANGES |
-			    VMLOOP_F_WINDOWS,
+			    (vmloop_paths_have_windows() ? VMLOOP_F_WINDOWS : 0),
 		.version = VMLOOP_VERSION,
 	};
 
@@ -178,7 +178,8 @@ void ivshmem_control_end(void)
 	cancel_delayed_work_sync(&again);
 }
 
-static bool has_windows;	/* the agent makes them; set by the one work that receives */
+/* The agent makes them. Set by the one work that receives, cleared when that has ended. */
+static bool has_windows;
 
 /**
  * ivshmem_control_want() - ask the agent for a window of ours
@@ -503,11 +504,12 @@ void ivshmem_control_start(struct ivshmem_device *device)
 	/* Pairs with the agent's acquire: all else is set. */
 	virt_store_release(&ours->state, VMLOOP_SIDE_READY);
 
+	/* Before the agent is heard: it may name devices, for which we look longer. */
+	ivshmem_look_only(LOOK_FOR_CHANNEL);
 	/* Pairs with the acquire in event(). */
 	smp_store_release(&control->started, true);
 	ivshmem_ring(device, 0);
 	queue_work(system_highpri_wq, &control->work);
-	ivshmem_look(LOOK_FOR_CHANNEL);
 }
 
 /**
@@ -529,6 +531,8 @@ void ivshmem_control_remove(struct ivshmem_device *device)
 	control->open = false;
 	spin_unlock_bh(&control_lock);
 	if (was_current) {
+		/* The next one may be older. */
+		WRITE_ONCE(has_windows, false);
 		vmloop_agent_gone(&ivshmem_transport);
 		ivshmem_window_agent_gone();
 	}

@@ -104,6 +104,7 @@ void ivshmem_spare_end(void);
 
 /* look.c */
 void ivshmem_look(unsigned int seconds);
+void ivshmem_look_only(unsigned int seconds);
 void ivshmem_look_end(void);
 
 #endif /* VMLOOP_IVSHMEM_H */

@@ -134,14 +134,9 @@ static void look_work(struct work_struct *work)
 		queue_delayed_work(system_highpri_wq, &looking, LOOK_INTERVAL);
 }
 
-/**
- * ivshmem_look() - look for devices that are plugged from now on
- * @seconds: for so long, whatever was said before
- *
- * Context: any but hard interrupts.
- */
-void ivshmem_look(unsigned int seconds)
+static void look_for(unsigned int seconds, bool or_longer)
 {
+	unsigned long until = jiffies + seconds * HZ;
 	bool begin;
 
 	spin_lock_bh(&look_lock);
@@ -151,10 +146,33 @@ void ivshmem_look(unsigned int seconds)
 		bitmap_zero(seen_empty, PLACES);
 		looks = 0;
 	}
-	look_until = jiffies + seconds * HZ;
+	if (begin || !or_longer || time_before(look_until, until))
+		look_until = until;
 	spin_unlock_bh(&look_lock);
 	if (begin)
 		queue_delayed_work(system_highpri_wq, &looking, 0);
+}
+
+/**
+ * ivshmem_look() - look for devices that are plugged from now on
+ * @seconds: for so long at least
+ *
+ * Context: any but hard interrupts.
+ */
+void ivshmem_look(unsigned int seconds)
+{
+	look_for(seconds, true);
+}
+
+/**
+ * ivshmem_look_only() - look for devices that are plugged from now on, and no longer than this
+ * @seconds: for so long; what was to be looked for before is there
+ *
+ * Context: any but hard interrupts.
+ */
+void ivshmem_look_only(unsigned int seconds)
+{
+	look_for(seconds, false);
 }
 
 /**

@@ -10,8 +10,8 @@
  * peer's for reading only.
  *
  * A place is another device's when the agent has plugged that there. So the agent takes a
- * window back (VMLOOP_WINDOW_NOWHERE), and waits until we have said GONE, before it unplugs
- * the device.
+ * window back (VMLOOP_WINDOW_NOWHERE), and waits until we have said GONE, or for 12 s, before
+ * it unplugs the device.
  *
  * Owns the list of windows, each from when we ask for it, or hear of it, until we have said
  * GONE or its device has gone. A device that is bound to us and in no window of the list is
@@ -377,6 +377,30 @@ void ivshmem_window_remove(struct pci_dev *pdev)
 
 /* What the agent says ---------------------------------------------------- */
 
+/* Whether a window waits for the device at a place. */
+static bool is_awaited(u32 place)
+{
+	const struct ivshmem_window *window;
+	bool awaited;
+
+	mutex_lock(&windows_mutex);
+	window = find_at(place);
+	awaited = window && !window->pdev;
+	mutex_unlock(&windows_mutex);
+	return awaited;
+}
+
+/* Probe a device, if it is one of ours that was named, and is wanted yet. */
+static void attach(struct pci_dev *pdev, u32 place)
+{
+	if (pdev->vendor != IVSHMEM_VENDOR || pdev->device != IVSHMEM_DEVICE ||
+	    !device_is_registered(&pdev->dev) || !is_awaited(place))
+		return;
+	/* The peer may have given it up meanwhile. */
+	if (device_attach(&pdev->dev) != 1 && is_awaited(place))
+		dev_err_ratelimited(&pdev->dev, "this device cannot be used as a window\n");
+}
+
 /* Probe what was named and had come before. */
 static void naming_work(struct work_struct *work)
 {
@@ -400,9 +424,8 @@ static void naming_work(struct work_struct *work)
 		/* A device that is removed stays so: its removal takes this lock. */
 		pci_lock_rescan_remove();
 		pdev = pci_get_domain_bus_and_slot(0, PCI_BUS_NUM(place), place & 0xff);
-		if (pdev && device_is_registered(&pdev->dev) &&
-		    device_attach(&pdev->dev) != 1)
-			pci_err(pdev, "this device cannot be used as a window\n");
+		if (pdev)
+			attach(pdev, place);
 		pci_dev_put(pdev);
 		pci_unlock_rescan_remove();
 	} while (true);
@@ -487,7 +510,7 @@ void ivshmem_window_at(const struct vmloop_msg_window_at *message)
 	window->is_due = true;
 	wait_for(window, PATIENCE);
 	if (!is_over)
-		queue_work(system_wq, &naming);
+		queue_work(system_highpri_wq, &naming);
 	ivshmem_look(PATIENCE);
 out:
 	mutex_unlock(&windows_mutex);

@@ -100,7 +100,7 @@ struct window {
 	unsigned int users;
 };
 
-/* By end, and by the remainders of their numbers; under the core mutex, as all that follows. */
+/* By end, and by the remainders of their numbers; under the core mutex. */
 static struct window *windows[2][VMLOOP_WINDOWS_MAX];
 
 static unsigned int make_ms;
@@ -110,8 +110,8 @@ MODULE_PARM_DESC(make_ms, "for tests: milliseconds after which a new window's me
 /**
  * struct making - a window whose memory is told of later
  * @work: tells
- * @number: of the window
- * @memory: what there is to tell
+ * @number: of the window; single word
+ * @memory: what there is to tell; it does not change while the window with @number waits for it
  */
 struct making {
 	struct delayed_work work;
@@ -145,7 +145,7 @@ static void tell(struct work_struct *work)
 	struct making *making = container_of(work, struct making, work.work);
 	bool second = making >= makings[1];
 
-	vmloop_window_made(&transport, ends[second].link.tag, making->number,
+	vmloop_window_made(&transport, ends[second].link.tag, READ_ONCE(making->number),
 			   &making->memory);
 }
 
@@ -159,7 +159,7 @@ static int tell_later(struct vmloop_link *link, u32 number,
 	if (!ms)
 		return 0;
 	/* That of a window that was given up finds that nobody waits for it. */
-	making->number = number;
+	WRITE_ONCE(making->number, number);
 	making->memory = *memory;
 	mod_delayed_work(system_wq, &making->work, msecs_to_jiffies(ms));
 	return -EINPROGRESS;
