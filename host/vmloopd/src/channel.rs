@@ -30,9 +30,6 @@ const OFFER: Duration = Duration::from_secs(10);
 /// that is said.
 const KEPT: Duration = Duration::from_secs(15);
 
-/// What is remembered of windows before a channel is open, at most: each side has four.
-const EARLY: usize = 16;
-
 /// What the broker tells a channel's task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
@@ -154,7 +151,6 @@ impl Task {
             places: [&a.place, &b.place],
             held: &held,
             windows: None,
-            early: Vec::new(),
             drain: a.place.drain().max(b.place.drain()),
             closed: [false; 2],
             close_by: None,
@@ -362,8 +358,6 @@ struct Decider<'a> {
     held: &'a [Held; 2],
     /// None before the first.
     windows: Option<Box<Windows>>,
-    /// What was said of windows before the channel was open.
-    early: Vec<Command>,
     drain: Duration,
     /// sides that are done with it
     closed: [bool; 2],
@@ -453,11 +447,7 @@ impl Decider<'_> {
                         None => return Err(Leaving),
                         Some(Command::Close) => self.close(),
                         Some(Command::Closed(side)) => self.closed[side] = true,
-                        // One guest may be quicker than we are.
-                        Some(command @ Command::Window(..)) if self.early.len() < EARLY => {
-                            self.early.push(command);
-                        }
-                        // No guest knows of it yet.
+                        // The broker lets none begin before it is open.
                         Some(
                             Command::Offer(..)
                             | Command::Fail(_)
@@ -484,11 +474,6 @@ impl Decider<'_> {
 
     /// Waits until the channel is to be closed, for whatever reason.
     async fn serve(&mut self) -> Result<(), Leaving> {
-        for early in std::mem::take(&mut self.early) {
-            if let Command::Window(side, name, state) = early {
-                Box::pin(self.hear_window(side, name, state)).await;
-            }
-        }
         let mut offered = self.medium != Medium::Guest;
         let deadline = Instant::now() + OFFER;
         while self.close_by.is_none() {

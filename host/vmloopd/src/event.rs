@@ -45,6 +45,15 @@ pub enum News {
         /// on the guest's PCI bus
         place: Option<u16>,
     },
+    /// A window cannot be made.
+    WindowFailed {
+        /// the side in which it cannot be; None: nowhere
+        side: Option<usize>,
+        /// the window
+        id: WindowId,
+        /// why, and what the operator can do about it
+        text: String,
+    },
     /// A window that was wanted is not, or will not be, there any more.
     WindowGone {
         /// the window
@@ -208,8 +217,8 @@ pub enum Event {
     WindowGone {
         /// the guest
         key: Key,
-        /// tag of its channel
-        tag: u32,
+        /// the window
+        id: WindowId,
     },
     /// The host's network changed.
     Links(Links),

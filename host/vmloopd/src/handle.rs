@@ -9,7 +9,7 @@ use vmloop_abi::message::AgentMessage;
 use vmloop_api::Problem;
 
 use crate::answer::Reply;
-use crate::end::Place;
+use crate::end::{Place, WindowId};
 use crate::latest::Teller;
 use crate::machine::{Found, Key, Machine};
 use crate::mailbox;
@@ -68,9 +68,9 @@ pub struct Connected {
     pub name: String,
     /// channels of an earlier agent
     pub found: Vec<Found>,
-    /// tags of the channels of windows that an earlier agent has left; each is told of when it
-    /// is gone ([`crate::event::Event::WindowGone`])
-    pub windows: Vec<u32>,
+    /// windows that an earlier agent has left; each is told of when it is gone
+    /// ([`crate::event::Event::WindowGone`])
+    pub windows: Vec<WindowId>,
     /// the handle
     pub handle: Handle,
     /// the broker's answer: go on, or why not

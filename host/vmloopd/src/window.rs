@@ -139,7 +139,7 @@ impl Task {
                     if waits_until.is_some() {
                         break;
                     }
-                    owner_until = Some(Instant::now() + ALONE);
+                    owner_until.get_or_insert(Instant::now() + ALONE);
                 }
                 Ok(Some(Command::End)) => return Stop::Over,
                 Ok(None) => return Stop::Leaving,
@@ -159,7 +159,11 @@ impl Task {
             match &mut ends[side] {
                 Some(end) if end.told => self.say(side, None).await,
                 Some(end) => end.release(),
-                None => {}
+                // It was never begun.
+                None => {
+                    let news = News::WindowEndGone { side, id: self.id };
+                    self.post.tell(Event::Channel { key: self.key, news }).await;
+                }
             }
         }
         let until = Instant::now() + FORGET;
@@ -183,22 +187,22 @@ impl Task {
         let (owner, reader) = (self.id.owner, 1 - self.id.owner);
         let (memory, size) = match create_window(self.size) {
             Ok((memory, size)) => (Arc::new(memory), size),
-            Err(error) => return Err(self.failed(&error.to_string()).await),
+            Err(error) => return Err(self.failed(None, &error.to_string()).await),
         };
         let mut places = [0; 2];
         for side in [owner, reader] {
             let Some(end) = self.begin(side, Arc::clone(&memory), size) else {
-                return Err(self.failed("an end of the channel goes").await);
+                return Err(self.failed(Some(side), "its end of the channel goes").await);
             };
             let end = ends[side].insert(end);
             match self.plugged(end).await? {
                 Ok(place) => places[side] = place,
-                Err(error) => return Err(self.failed(&error).await),
+                Err(error) => return Err(self.failed(Some(side), &error).await),
             }
             if side == owner
                 && let Err(error) = seal_window(&*memory)
             {
-                return Err(self.failed(&error.to_string()).await);
+                return Err(self.failed(None, &error.to_string()).await);
             }
         }
         Ok(places)
@@ -251,8 +255,9 @@ impl Task {
         self.say(side, Some(place)).await;
     }
 
-    async fn failed(&self, error: &str) -> Stop {
-        warn!(window = ?self.id, error, "window");
+    async fn failed(&self, side: Option<usize>, error: &str) -> Stop {
+        let news = News::WindowFailed { side, id: self.id, text: error.to_owned() };
+        self.post.tell(Event::Channel { key: self.key, news }).await;
         self.say(self.id.owner, None).await;
         Stop::Over
     }

@@ -51,13 +51,14 @@ fn is_empty(qemu: &Qemu) -> bool {
     qemu.state().plain.is_empty()
 }
 
-/// Two guests that know windows, or of which the second knows what `features` say, and a channel.
-fn linked<'a>(
+/// Two guests that know of each other, and windows, or of which the second knows what `features`
+/// say.
+fn met<'a>(
     agent: &Agent,
     one: &'a Qemu,
     two: &'a Qemu,
     features: u64,
-) -> (Modules<'a>, Modules<'a>, u32) {
+) -> (Modules<'a>, Modules<'a>) {
     agent.attach(one);
     agent.attach(two);
     let mut a = Modules::begin(one, 11, FEATURES);
@@ -69,6 +70,17 @@ fn linked<'a>(
         b.hear();
         [&a, &b].iter().all(|m| m.directory.len() == 1 && m.directory[0].ip_count == 1)
     });
+    (a, b)
+}
+
+/// The same with a channel.
+fn linked<'a>(
+    agent: &Agent,
+    one: &'a Qemu,
+    two: &'a Qemu,
+    features: u64,
+) -> (Modules<'a>, Modules<'a>, u32) {
+    let (mut a, mut b) = met(agent, one, two, features);
     let tag = link(&mut a, &mut b, one, two);
     (a, b, tag)
 }
@@ -174,6 +186,37 @@ fn one_that_does_not_know_windows_gets_none() {
     assert_eq!(told("an answer", &mut a).place, NOWHERE);
     b.hear();
     assert!(b.windows.is_empty() && is_empty(&two));
+}
+
+/// What a guest wants before the channel is open at both sides it has when it is; what it
+/// otherwise says by then takes nothing from anybody.
+#[test]
+fn a_guest_that_is_quicker_than_the_agent() {
+    let (_directory, one, two, agent) = two_guests();
+    let (mut a, mut b) = met(&agent, &one, &two, FEATURES);
+    two.state().hangs_at = Some("device_add");
+    let peer = a.directory[0];
+    a.want(&peer);
+    wait("the end of one side, and its name", || {
+        a.hear();
+        !one.devices().is_empty() && a.directory[0].tag != 0
+    });
+    let tag = a.directory[0].tag;
+    for number in 0..20 {
+        say(&mut a, (tag, number), false, shm::VMLOOP_WINDOW_HERE);
+        say(&mut a, (tag, number), true, shm::VMLOOP_WINDOW_GONE);
+    }
+    say(&mut a, (tag, 1), true, shm::VMLOOP_WINDOW_WANTED);
+    say(&mut a, (tag, 1), true, shm::VMLOOP_WINDOW_GONE);
+    say(&mut a, (tag, 2), true, shm::VMLOOP_WINDOW_WANTED);
+    // All before this has been heard when this has its answer.
+    say(&mut a, (tag + 1, 3), true, shm::VMLOOP_WINDOW_WANTED);
+    let at = told("an answer", &mut a);
+    assert_eq!((at.tag, at.number, at.place), (tag + 1, 3, NOWHERE));
+    two.state().hangs_at = None;
+    let at = told("the reader's device", &mut b);
+    assert_eq!((at.tag, at.number), (tag, 2));
+    wait("nothing else that counts", || agent.list(Request::List).channels[0].windows == 1);
 }
 
 #[test]

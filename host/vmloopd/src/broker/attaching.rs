@@ -349,6 +349,8 @@ impl Broker {
         let Some(guest) = self.guests.get(key) else { return };
         if guest.phase == Phase::Detaching
             && !self.channels.has_ends(key)
+            && guest.found.is_empty()
+            && guest.orphans.is_empty()
             && guest.windows_left.is_empty()
         {
             guest.tell(Command::Detach);

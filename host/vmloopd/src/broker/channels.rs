@@ -4,8 +4,9 @@
 use std::collections::HashMap;
 
 use tokio::time::Instant;
+use vmloop_abi::lanes::VMLOOP_WINDOWS_MAX;
 use vmloop_abi::memory::{Layout, channel_size};
-use vmloop_abi::message::{self, ChannelState};
+use vmloop_abi::message::{self, ChannelState, WindowName, WindowState};
 use vmloop_abi::shm;
 use vmloop_api as api;
 
@@ -72,6 +73,8 @@ pub(super) struct Channel {
     /// A side has just arrived: until when it may say HELLO.
     pub(super) hello_by: Option<Instant>,
     pub(super) windows: Vec<Window>,
+    /// Windows that guests have asked for before the channel is open.
+    pub(super) early: Vec<(Key, WindowName, u64)>,
     pub(super) commands: mailbox::Sender<Command>,
 }
 
@@ -81,6 +84,24 @@ impl Channel {
     fn memory(&self, otherwise: u32) -> u64 {
         channel_size(if self.ring_size == 0 { otherwise } else { self.ring_size })
             + self.windows.iter().map(|window| window.size).sum::<u64>()
+    }
+
+    /// What a guest says of a window before the channel is open. False: it wants more than a side
+    /// may have, or the same twice.
+    pub(super) fn early(&mut self, guest: Key, name: WindowName, state: WindowState) -> bool {
+        let is_it = |one: &(Key, WindowName, u64)| (one.0, one.1) == (guest, name);
+        match state {
+            WindowState::Wanted(size) => {
+                let count = self.early.iter().filter(|one| one.0 == guest).count();
+                if count >= VMLOOP_WINDOWS_MAX as usize || self.early.iter().any(is_it) {
+                    return false;
+                }
+                self.early.push((guest, name, size));
+            }
+            WindowState::Gone => self.early.retain(|one| !is_it(one)),
+            WindowState::Here => {}
+        }
+        true
     }
 
     /// A guest has asked for it.
@@ -205,15 +226,24 @@ impl Channels {
         channels.map(has).sum()
     }
 
-    /// Bytes of all windows, and of those that a guest owns.
-    pub(super) fn window_memory(&self, guest: Key) -> (u64, u64) {
-        let all = self.all.values().flat_map(|channel| &channel.windows);
+    /// Bytes of all windows.
+    pub(super) fn window_memory(&self) -> u64 {
+        self.all.values().flat_map(|channel| &channel.windows).map(|window| window.size).sum()
+    }
+
+    /// Bytes that a guest is charged for: of windows that it owns, and has an end of, and of those
+    /// that it alone keeps, as their owner has let go.
+    pub(super) fn window_charge(&self, guest: Key) -> u64 {
         let channels = self.of.get(&guest).into_iter().flatten().filter_map(|key| self.get(*key));
-        let owned = channels.flat_map(|channel| {
+        let charged = channels.flat_map(|channel| {
             let side = channel.side_of(guest);
-            channel.windows.iter().filter(move |window| Some(window.id.owner) == side)
+            let is_charged = move |window: &&Window| {
+                let owner = window.id.owner;
+                side.is_some_and(|side| window.ends[side] && (side == owner || !window.ends[owner]))
+            };
+            channel.windows.iter().filter(is_charged)
         });
-        (all.map(|window| window.size).sum(), owned.map(|window| window.size).sum())
+        charged.map(|window| window.size).sum()
     }
 
     /// The one between two guests.
@@ -302,6 +332,7 @@ mod tests {
             parted: false,
             hello_by: None,
             windows: Vec::new(),
+            early: Vec::new(),
             commands: crate::mailbox::mailbox().0,
         }
     }

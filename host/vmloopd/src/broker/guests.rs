@@ -14,6 +14,7 @@ use vmloop_api::Problem;
 use vmloop_policy::Who;
 
 use crate::bucket::Bucket;
+use crate::end::WindowId;
 use crate::handle::{Command, Handle};
 use crate::latest::Directory;
 use crate::machine::{Found, Key, Machine, Moving};
@@ -89,8 +90,8 @@ pub(super) struct Guest {
     /// Tags of an earlier agent's channels, until they are adopted or gone.
     pub(super) found: Vec<Found>,
     pub(super) orphans: HashSet<u32>,
-    /// Tags of channels of which an earlier agent has left windows, one for each.
-    pub(super) windows_left: Vec<u32>,
+    /// Windows that an earlier agent has left in it.
+    pub(super) windows_left: Vec<WindowId>,
     pub(super) go: Option<oneshot::Sender<Result<(), Problem>>>,
     /// Guests that wanted a channel to it before it was here, and when.
     pub(super) awaited_by: HashMap<Key, Instant>,

@@ -82,7 +82,10 @@ impl Broker {
         let Some(guest) = self.guests.get_mut(key) else { return };
         let kernel = hello.kernel.clone();
         let again = guest.hello.replace(hello);
-        guest.leaving = None;
+        // The same modules that understand something else now do not say that the guest stays.
+        if again.is_none() {
+            guest.leaving = None;
+        }
         let name = guest.name.clone();
         guest.arrived = None;
         if guest.knows_lanes() == Some(false) {
@@ -173,16 +176,28 @@ impl Broker {
     }
 
     /// A guest says how it stands to a window of one of its channels.
-    fn window(&mut self, key: Key, name: WindowName, state: WindowState) {
-        if let WindowState::Wanted(size) = state
-            && !self.grant_window(key, name, size.next_power_of_two())
+    pub(super) fn window(&mut self, key: Key, name: WindowName, state: WindowState) {
+        if let Some(channel) = self.channels.by_tag(key, name.tag)
+            && let Some(channel) = self.channels.get_mut(channel)
+            && channel.stage == Stage::Plugging
         {
-            if let Some(guest) = self.guests.get(key) {
-                guest.send(AgentMessage::WindowAt { name, place: None, size });
+            if !channel.early(key, name, state) {
+                self.refuse_window(key, name);
             }
             return;
         }
+        if let WindowState::Wanted(size) = state
+            && !self.grant_window(key, name, size.next_power_of_two())
+        {
+            return self.refuse_window(key, name);
+        }
         self.relay(key, name.tag, |side| channel::Command::Window(side, name, state));
+    }
+
+    fn refuse_window(&self, key: Key, name: WindowName) {
+        if let Some(guest) = self.guests.get(key) {
+            guest.send(AgentMessage::WindowAt { name, place: None, size: 0 });
+        }
     }
 
     /// Whether a channel may have one more window, of so many bytes; then it counts.
@@ -196,22 +211,35 @@ impl Broker {
         let Some(channel) = self.channels.get(found) else { return false };
         let may_have = |side: &ChannelSide| {
             self.guests.get(side.guest).is_some_and(|guest| {
-                guest.handle.place.medium() == Medium::Host && guest.knows_windows()
-            }) && self.channels.windows_of(side.guest) < WINDOWS_OF_GUEST
+                guest.handle.place.medium() == Medium::Host
+                    && guest.knows_windows()
+                    && self.channels.windows_of(side.guest) + guest.windows_left.len()
+                        < WINDOWS_OF_GUEST
+            })
         };
-        if !matches!(channel.stage, Stage::Plugging | Stage::Open)
+        if channel.stage != Stage::Open
+            || channel.reason.is_some()
             || !channel.sides.iter().all(may_have)
         {
             return false;
         }
         let Some(owner) = channel.side_of(key) else { return false };
         let id = WindowId { tag: name.tag, owner, number: name.number };
-        if channel.windows.iter().any(|one| one.id.has_place_of(id)) {
+        let left = channel.sides.iter().filter_map(|side| self.guests.get(side.guest));
+        let mut left = left.flat_map(|guest| &guest.windows_left);
+        if channel.windows.iter().any(|one| one.id.has_place_of(id))
+            || left.any(|one| one.tag == name.tag && one.has_place_of(id))
+        {
             return false;
         }
+        let reader = channel.sides[1 - owner].guest;
         let has_room = self.memory_max().is_none_or(|most| {
-            let (all, owned) = self.channels.window_memory(key);
-            self.memory() + size <= most && all + size <= most / 4 && owned + size <= most / 16
+            let charge = |guest| self.channels.window_charge(guest);
+            self.memory() + size <= most
+                && self.channels.window_memory() + size <= most / 4
+                && charge(key) + size <= most / 16
+                // One that keeps what others have let go of gets no more of it.
+                && charge(reader) <= most / 16
         });
         if !has_room {
             self.post.counters.out_of_memory.add(1);

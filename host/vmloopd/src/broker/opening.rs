@@ -203,7 +203,7 @@ impl Broker {
     fn tag_used(&self, guest: Key, tag: u32) -> bool {
         self.channels.by_tag(guest, tag).is_some()
             || self.guests.get(guest).is_some_and(|guest| {
-                guest.orphans.contains(&tag) || guest.windows_left.contains(&tag)
+                guest.orphans.contains(&tag) || guest.windows_left.iter().any(|one| one.tag == tag)
             })
     }
 
@@ -274,6 +274,7 @@ impl Broker {
                 parted: false,
                 hello_by: None,
                 windows: Vec::new(),
+                early: Vec::new(),
                 commands,
             },
         );

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 use vmloop_abi::shm;
 
+use super::guests::{Guest, Phase};
 use super::{Broker, Recovering};
 use crate::machine::Key;
 use crate::state::{self, Saved};
@@ -122,6 +123,13 @@ impl Broker {
         for (_, guest) in self.guests.iter_mut() {
             guest.found.clear();
             guest.go(Ok(()));
+        }
+        // Those that were to be detached meanwhile.
+        let detaching =
+            |(key, guest): (Key, &Guest)| (guest.phase == Phase::Detaching).then_some(key);
+        for key in self.guests.in_order().filter_map(detaching).collect::<Vec<_>>() {
+            self.close_all(key, shm::VMLOOP_CLOSE_DETACH);
+            self.finish_detach(key);
         }
         info!(guests = self.guests.len(), channels = kept.len(), "recovered");
         self.return_by = Some(Instant::now() + RETURN);

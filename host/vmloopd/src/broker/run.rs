@@ -77,13 +77,11 @@ impl Broker {
                 if let Some(guest) = self.guests.get_untold(key) {
                     guest.orphans.remove(&tag);
                 }
-                self.finish_prepare(key);
+                self.end_gone(key);
             }
-            Event::WindowGone { key, tag } => {
-                if let Some(guest) = self.guests.get_untold(key)
-                    && let Some(at) = guest.windows_left.iter().position(|one| *one == tag)
-                {
-                    guest.windows_left.swap_remove(at);
+            Event::WindowGone { key, id } => {
+                if let Some(guest) = self.guests.get_untold(key) {
+                    guest.windows_left.retain(|one| *one != id);
                 }
                 self.end_gone(key);
             }
@@ -105,8 +103,12 @@ impl Broker {
         match news {
             News::Open => {
                 channel.stage = if channel.reason.is_some() { Stage::Closing } else { Stage::Open };
+                let early = std::mem::take(&mut channel.early);
                 self.post.counters.channels_opened.add(1);
                 self.note(EventKind::ChannelOpen, &a, &b, tag, "");
+                for (guest, name, size) in early {
+                    self.window(guest, name, WindowState::Wanted(size));
+                }
             }
             News::Failed(Failure { side, reason, text, hint }) => {
                 let guest = channel.sides[side].name.clone();
@@ -150,6 +152,17 @@ impl Broker {
                     }
                     // Nobody is left who would answer.
                     _ => channel.tell(ChannelCommand::Window(side, name, WindowState::Gone)),
+                }
+            }
+            News::WindowFailed { side, id, text } => {
+                let reader = channel.sides[1 - id.owner].name.clone();
+                let at = side.map(|side| channel.sides[side].name.clone()).unwrap_or_default();
+                let owner = channel.sides[id.owner].guest;
+                // A guest may ask for one after the other.
+                if let Some(guest) = self.guests.get_untold(owner)
+                    && guest.complaints.take(Instant::now()).is_ok()
+                {
+                    warn!(owner = guest.name, reader, tag, at, error = text, "no window");
                 }
             }
             News::WindowGone { id } => channel.windows.retain(|window| window.id != id),

@@ -29,6 +29,9 @@ pub enum Error {
     /// There is no slot for it.
     #[error("no free {0}")]
     Slots(&'static str),
+    /// There are some, which are kept for channels.
+    #[error("no free {0}: the last ones are not for windows")]
+    Kept(&'static str),
     /// There are slots, and none has room for so many bytes.
     #[error("the memory windows of all empty root ports are smaller than {} MiB", .0 >> 20)]
     Small(u64),
@@ -57,10 +60,12 @@ impl Error {
     /// What the operator can do about it; may be empty.
     pub fn hint(&self) -> &'static str {
         match self {
-            Self::Slots("PCI Express root port") => {
-                "start QEMU with more of -device pcie-root-port,id=rpN,chassis=N,pref64-reserve=64M; one for the control device and one for each peer"
+            Self::Slots("PCI Express root port") | Self::Kept("PCI Express root port") => {
+                "start QEMU with more of -device pcie-root-port,id=rpN,chassis=N,pref64-reserve=64M; one for the control device, one for each peer, and one for each window"
             }
-            Self::Slots(_) => "unplug another device; each channel needs a PCI slot",
+            Self::Slots(_) | Self::Kept(_) => {
+                "unplug another device; each channel and each window needs a PCI slot"
+            }
             Self::Small(_) => {
                 "start QEMU with a larger pref64-reserve for its root ports (64M is enough for rings of 16 MiB), or take a smaller ring_size in the policy"
             }

@@ -45,7 +45,13 @@ impl Place for Slots {
     }
 
     fn window<'a>(&'a self, end: WindowEnd<'a>) -> Pending<'a, Result<u16, String>> {
-        Box::pin(async move { self.plug_window(end).await.map_err(|error| error.to_string()) })
+        Box::pin(async move {
+            // Other hints are about channels.
+            self.plug_window(end).await.map_err(|error| match &error {
+                Error::Kept(_) | Error::Vfio(_) => format!("{error}: {}", error.hint()),
+                _ => error.to_string(),
+            })
+        })
     }
 
     fn remove_window<'a>(&'a self, id: WindowId, slow: Slow<'a>) -> Pending<'a, ()> {

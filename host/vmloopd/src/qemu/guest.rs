@@ -148,7 +148,7 @@ impl Task {
             key: self.key,
             name: name.clone(),
             found: left.channels,
-            windows: left.windows.iter().map(|window| window.tag).collect(),
+            windows: left.windows.clone(),
             handle: Handle { place: Arc::new(slots.clone()), commands, directory },
             go,
             machine: machine.clone(),
@@ -180,7 +180,7 @@ impl Task {
             tokio::spawn(async move {
                 let slow = move || warn!(guest = name, ?window, "the guest keeps an old window");
                 slots.remove_window(window, Box::new(slow)).await;
-                post.tell(Event::WindowGone { key, tag: window.tag }).await;
+                post.tell(Event::WindowGone { key, id: window }).await;
             });
         }
 

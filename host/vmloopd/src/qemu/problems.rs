@@ -34,7 +34,7 @@ pub fn machine_problem(error: &machine::Error) -> Problem {
 /// Of its control device.
 pub fn device_problem(error: &device::Error) -> Problem {
     let code = match error {
-        device::Error::Slots(_) | device::Error::Small(_) => "no-slot",
+        device::Error::Slots(_) | device::Error::Kept(_) | device::Error::Small(_) => "no-slot",
         device::Error::Vfio(_) => "vfio",
         device::Error::Booting => "booting",
         device::Error::Qmp(error) => return qmp_problem(error),

@@ -100,10 +100,7 @@ async fn free_port(
             ports.push(port);
         }
     }
-    if ports.len() <= spare {
-        return Err(NoSlot::Full("PCI Express root port"));
-    }
-    choose_port(buses, &ports, size)
+    choose_port(buses, &ports, size, spare)
 }
 
 /// The slots of a PC's bus that have a device.
@@ -112,31 +109,38 @@ fn used_slots(buses: &Value) -> HashSet<u64> {
     devices.iter().filter_map(|device| device["slot"].as_u64()).collect()
 }
 
-/// The first empty root port whose prefetchable window is large enough, or, as
-/// firmware may still be about to set the windows, the first empty one without any.
-fn choose_port(buses: &Value, ports: &[String], size: u64) -> Result<String, NoSlot> {
-    let mut without = None;
-    let mut why_not = NoSlot::Full("PCI Express root port");
+/// The empty root port with the smallest prefetchable window that is large enough, but none of
+/// the `spare` largest. Firmware may still be about to set a window: where none of the others
+/// is large enough, one without any may become so.
+fn choose_port(buses: &Value, ports: &[String], size: u64, spare: usize) -> Result<String, NoSlot> {
+    let full = NoSlot::Full("PCI Express root port");
+    // By the room, less one; 0 where nothing is known of it.
+    let mut empty: Vec<(u64, &str)> = Vec::new();
     let buses = buses.as_array().map(Vec::as_slice).unwrap_or_default();
     for device in buses.iter().filter_map(|bus| bus["devices"].as_array()).flatten() {
         let name = device["qdev_id"].as_str().unwrap_or_default();
         let bridge = &device["pci_bridge"];
-        let empty = bridge["devices"].as_array().is_none_or(Vec::is_empty);
-        if !bridge.is_object() || !empty || !ports.iter().any(|port| port == name) {
+        let is_empty = bridge["devices"].as_array().is_none_or(Vec::is_empty);
+        if !bridge.is_object() || !is_empty || !ports.iter().any(|port| port == name) {
             continue;
         }
         let window = &bridge["bus"]["prefetchable_range"];
         let base = window["base"].as_u64().unwrap_or(0);
         let limit = window["limit"].as_u64().unwrap_or(0);
-        if limit <= base {
-            without.get_or_insert(name);
-        } else if limit - base >= size - 1 {
-            return Ok(name.to_owned());
-        } else {
-            why_not = NoSlot::Small(size);
-        }
+        empty.push((limit.saturating_sub(base), name));
     }
-    without.map(str::to_owned).ok_or(why_not)
+    // Of those with the same room the first one first.
+    empty.sort_by_key(|(room, _)| *room);
+    let fits = |room: u64| room >= size - 1;
+    let most = empty.last().map_or(0, |(room, _)| *room);
+    empty.truncate(empty.len().saturating_sub(spare));
+    let found = empty.iter().find(|(room, _)| *room > 0 && fits(*room));
+    match found.or_else(|| empty.first().filter(|(room, _)| *room == 0)) {
+        Some((_, name)) => Ok((*name).to_owned()),
+        // Those that are kept would do.
+        None if empty.is_empty() || fits(most) => Err(full),
+        None => Err(NoSlot::Small(size)),
+    }
 }
 
 /// Whether any of these devices, or one behind them, answers at an address.
@@ -193,14 +197,27 @@ mod tests {
             port("other", 0, 0xfff_ffff, json!([])),
             port("rp1", 0, 0, json!([])),
             port("rp2", 0x10_0000_0000, 0x10_03ff_ffff, json!([])),
+            port("rp3", 0x20_0000_0000, 0x20_00ff_ffff, json!([])),
         ]}]);
-        let ports = ["rp0", "rp1", "rp2"].map(str::to_owned);
-        let choose = |ports, size| choose_port(&buses, ports, size);
-        assert_eq!(choose(&ports, 16 << 20).expect("a port"), "rp2");
+        let ports = ["rp0", "rp1", "rp2", "rp3"].map(str::to_owned);
+        let choose = |ports, size| choose_port(&buses, ports, size, 0);
+        // What larger ones have room for is left to what needs it.
+        assert_eq!(choose(&ports, 16 << 20).expect("a port"), "rp3");
         assert_eq!(choose(&ports, 64 << 20).expect("a port"), "rp2");
         // What rp1 will have is not known yet; that rp2 is too small is.
         assert_eq!(choose(&ports, 128 << 20).expect("a port"), "rp1");
         assert!(matches!(choose(&ports[2..], 128 << 20), Err(NoSlot::Small(_))));
         assert!(matches!(choose(&ports[..1], 1), Err(NoSlot::Full(_))));
+        // A window takes none of the two with most room.
+        let beside = |size| choose_port(&buses, &ports, size, 2);
+        assert_eq!(beside(16 << 20).expect("a port"), "rp1", "it may become large enough");
+        let known = |size, spare| choose_port(&buses, &ports[2..], size, spare);
+        assert_eq!(known(16 << 20, 1).expect("a port"), "rp3");
+        assert!(
+            matches!(known(64 << 20, 1), Err(NoSlot::Full(_))),
+            "the one that would do is kept"
+        );
+        assert!(matches!(known(128 << 20, 1), Err(NoSlot::Small(_))));
+        assert!(matches!(known(1, 2), Err(NoSlot::Full(_))));
     }
 }

@@ -32,7 +32,10 @@ impl Slots {
         if !end.wanted.load(Ordering::Relaxed) {
             return Err(Error::Unwanted);
         }
-        let bus = self.place_beside(end.size, SPARE).await?;
+        let bus = self.place_beside(end.size, SPARE).await.map_err(|error| match error {
+            Error::Slots(what) => Error::Kept(what),
+            other => other,
+        })?;
         self.make_window(&window_device(end.id), &end, bus).await
     }
 
