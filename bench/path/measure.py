@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .parse import GIGA, TICKS, iperf_received, netpipe_rows, ping_mean, proc_stat, sockperf_latency
-from .stage import LOOPBACK, PATHS, STREAM, Stage
+from .stage import EARLIER, LOOPBACK, PATHS, STREAM, Stage
 
 DISTURBED = 0.15
 """CPUs used by others outside, above which a slice does not count."""
@@ -35,6 +35,9 @@ KINDS = {
     "udp_mtu": Kind("Gbit/s", "UDP, datagrams of one frame", False),
     "cpu_per_gb": Kind("s/GB", "CPU time of the whole host per GB of TCP", True),
 }
+"""What the rounds of rounds.py measure."""
+
+ALL_KINDS = KINDS | {"tcp_flows": Kind("Gbit/s", "TCP, 4 streams at the same time", False)}
 
 
 @dataclass
@@ -137,6 +140,11 @@ class Meter:
             found["cpu_per_gb"] = used / (received["bytes"] / GIGA)
         return found
 
+    def tcp_flows(self, seconds: int, flows: int = 4) -> dict[str, float]:
+        """All that so many streams carry at the same time."""
+        received, _ = self._iperf(seconds, "-P", str(flows))
+        return {"tcp_flows": received["bits_per_second"] / GIGA}
+
     def udp(self, seconds: int, size: int = 60000) -> dict[str, float]:
         """Datagrams of ``size`` bytes as fast as they go; the receiver's figure counts."""
         received, _ = self._iperf(seconds, "-u", "-b", "0", "-l", str(size))
@@ -188,8 +196,8 @@ class Meter:
     def results(self) -> list[dict[str, Any]]:
         """Median and values of each test on each path, as out/demo.json has them."""
         found = []
-        for test, kind in KINDS.items():
-            for path in (*PATHS, STREAM, LOOPBACK):
+        for test, kind in ALL_KINDS.items():
+            for path in (PATHS[0], EARLIER, *PATHS[1:], STREAM, LOOPBACK):
                 values = [
                     one.values[test] for one in self.slices if one.kept and one.path == path and test in one.values
                 ]

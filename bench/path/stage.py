@@ -17,9 +17,15 @@ BIN = paths.OUT / "bin"
 HERE = "/run/vmloop"
 """Where each machine has its own copy of the programs."""
 
+EARLIER_BUILD = f"{HERE}/earlier"
+"""Where the guests have another build of vmloop: its modules, and its command."""
+
 PATHS = ("standard", "channel")
 STREAM = "stream"
 """The stream path on top of the channel (docs/stream.md): TCP's bytes past TCP and IP. Packets go as by the channel."""
+
+EARLIER = "earlier"
+"""The channel as another build of vmloop makes it, in the same guests (bench/earlier)."""
 
 LOOPBACK = "loopback"
 """Not between guests, but inside one: what its kernel and its CPUs take for the same work without a way to go."""
@@ -60,6 +66,8 @@ class Stage:
         self.loaded = False
         self.streams = False
         self.stream_ring = 0
+        self.has_earlier = False
+        """Whether the guests' modules, and the command that asks them, are those of the other build."""
 
     def __enter__(self) -> "Stage":
         self.lab = self._boot()
@@ -157,7 +165,11 @@ class Stage:
 
     def load(self) -> None:
         """Load the modules; returns at once, the channel comes with the traffic."""
-        self.both(f"modprobe -a {self.kind.transport} vmloop_net")
+        if self.has_earlier:
+            names = ("vmloop", self.kind.transport, "vmloop_net")
+            self.both("; ".join(["set -e", *(f"insmod {EARLIER_BUILD}/{name}.ko" for name in names)]))
+        else:
+            self.both(f"modprobe -a {self.kind.transport} vmloop_net")
         self.loaded = True
 
     def unload(self) -> None:
@@ -165,9 +177,14 @@ class Stage:
         self.both(f"rmmod vmloop_net {self.kind.transport} vmloop")
         self.loaded = False
 
+    @property
+    def _tool(self) -> str:
+        """The command, in a guest, of the build whose modules are loaded there."""
+        return f"{EARLIER_BUILD if self.has_earlier else HERE}/vmloop"
+
     def _peer(self, guest: Guest, name: str) -> dict[str, Any]:
         """What a guest's modules say of a peer; nothing if they do not know it."""
-        out = guest.run([f"{HERE}/vmloop", "--guest", "ls", "--json"], timeout=self.patient(60)).out
+        out = guest.run([self._tool, "--guest", "ls", "--json"], timeout=self.patient(60)).out
         return next((dict(one) for one in json.loads(out) if one["name"] == name), {})
 
     def channel_is_up(self) -> bool:
@@ -176,13 +193,19 @@ class Stage:
 
     def use(self, path: str) -> None:
         """Switch to a path; returns when it is in use. Connections from now on may use it."""
+        if self.loaded and self.has_earlier != (path == EARLIER):
+            if self.streams:
+                self.both("rmmod vmloop_tcp")
+                self.streams = False
+            self.unload()
         if not self.loaded:
+            self.has_earlier = path == EARLIER
             self.load()
         if self.streams and path != STREAM:
             self.both("rmmod vmloop_tcp")
             self.streams = False
         if path != "standard":
-            self.both(f"{HERE}/vmloop --guest on")
+            self.both(f"{self._tool} --guest on")
 
             def is_up() -> bool:
                 self.g1.run(["ping", "-c", "1", "-W", "1", "-q", self.g2.ip], check=False, timeout=self.patient(60))
@@ -193,7 +216,7 @@ class Stage:
             if made != self.ring_size:
                 raise VmlabError(f"rings of {made} bytes were made instead of {self.ring_size}: is memory short?")
         else:
-            self.both(f"{HERE}/vmloop --guest off")
+            self.both(f"{self._tool} --guest off")
             wait_for(lambda: not self.channel_is_up(), self.patient(20), "the channel is closed")
         # Neighbours and caches are as they will be.
         self.g1.run(["ping", "-c", "10", "-i", "0.01", "-q", self.g2.ip], timeout=self.patient(60))
