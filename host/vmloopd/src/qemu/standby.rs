@@ -62,7 +62,13 @@ pub async fn arrive(
         // libvirt has it arrive standing still, and starts it then.
         match migration(qmp).await {
             Ok(now) if postcopy(&now.status) => incomplete = true,
-            Ok(now) if now.running => return Ok(()),
+            // It may have begun to run by postcopy between the two answers.
+            Ok(now) if now.running => match migration(qmp).await {
+                Ok(now) if postcopy(&now.status) => incomplete = true,
+                Ok(_) => return Ok(()),
+                Err(qmp::Error::Closed) => return Err(gone()),
+                Err(_) => {}
+            },
             Ok(_) => incomplete = false,
             Err(qmp::Error::Closed) => return Err(gone()),
             _ => {}
