@@ -193,17 +193,14 @@ class Stage:
 
     def use(self, path: str) -> None:
         """Switch to a path; returns when it is in use. Connections from now on may use it."""
+        if self.streams and path != STREAM:
+            self.both("rmmod vmloop_tcp")
+            self.streams = False
         if self.loaded and self.has_earlier != (path == EARLIER):
-            if self.streams:
-                self.both("rmmod vmloop_tcp")
-                self.streams = False
             self.unload()
         if not self.loaded:
             self.has_earlier = path == EARLIER
             self.load()
-        if self.streams and path != STREAM:
-            self.both("rmmod vmloop_tcp")
-            self.streams = False
         if path != "standard":
             self.both(f"{self._tool} --guest on")
 

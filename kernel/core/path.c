@@ -82,7 +82,10 @@ bool vmloop_paths_have_windows(void)
 }
 EXPORT_SYMBOL_GPL(vmloop_paths_have_windows);
 
-/* One more, or one less: the agent lets nobody plug windows for us that nobody here takes. */
+/*
+ * One path that takes windows comes, or goes. The agent is told: it plugs no windows into a
+ * guest that has no such path.
+ */
 static void count_windows(const struct vmloop_path *path, int more)
 {
 	struct vmloop_transport *transport;

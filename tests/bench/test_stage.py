@@ -131,6 +131,27 @@ def test_switching_waits_until_it_is_so(boot):
         assert not stage.channel_is_up()
 
 
+def test_another_build_takes_turns(boot):
+    with Stage("x", HOSTS["kvm"]) as stage:
+        stage.use("stream")
+        begin = len(boot.log)
+        stage.use("earlier")
+        stage.use("channel")
+    log = [line for line in boot.log[begin:] if line.startswith("g1: ")]
+    build = "/run/vmloop/earlier"
+    names = ("vmloop", "vmloop_ivshmem", "vmloop_net")
+    turns = [
+        "g1: rmmod vmloop_tcp",
+        "g1: rmmod vmloop_net vmloop_ivshmem vmloop",
+        "g1: set -e; " + "; ".join(f"insmod {build}/{name}.ko" for name in names),
+        f"g1: {build}/vmloop --guest on",
+        "g1: rmmod vmloop_net vmloop_ivshmem vmloop",
+        "g1: modprobe -a vmloop_ivshmem vmloop_net",
+        "g1: /run/vmloop/vmloop --guest on",
+    ]
+    assert [line for line in log if line in turns] == turns
+
+
 def test_rings_of_another_size(boot):
     with Stage("x", HOSTS["kvm"]) as stage:
         assert boot.wanted() == RING_SIZE

@@ -71,7 +71,7 @@ u32 toy_account_end(struct vmloop_lane *lane)
 	atomic_inc(&ended);
 	if (!final)
 		atomic_inc(&not_final);
-	/* Behind the others: who reads 0 here has their sums of all. */
+	/* Ordered behind the sums: a test that reads 0 here finds all lanes in them. */
 	atomic_dec_return(&lanes);
 	return unread;
 }

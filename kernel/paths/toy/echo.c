@@ -315,7 +315,7 @@ void toy_echo_ended(struct vmloop_lane *lane)
 {
 	struct echo *echo = lane->priv;
 
-	/* The core has one up as soon as it has made it: there is no other. */
+	/* The core calls lane_up for each echo as soon as it has made the lane. */
 	toy_account_end(lane);
 	kfree(echo);
 	lane->priv = NULL;
