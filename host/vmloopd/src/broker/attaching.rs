@@ -350,8 +350,7 @@ impl Broker {
         if guest.phase == Phase::Detaching
             && !self.channels.has_ends(key)
             && guest.found.is_empty()
-            && guest.orphans.is_empty()
-            && guest.windows_left.is_empty()
+            && !guest.has_leftovers()
         {
             guest.tell(Command::Detach);
         }

@@ -136,6 +136,11 @@ impl Guest {
         self.hello.as_ref().map(|hello| hello.features & shm::VMLOOP_F_LANES != 0)
     }
 
+    /// Whether something of an earlier agent is in it that is on its way out.
+    pub(super) fn has_leftovers(&self) -> bool {
+        !self.orphans.is_empty() || !self.windows_left.is_empty()
+    }
+
     /// Whether it knows windows that the host makes.
     pub(super) fn knows_windows(&self) -> bool {
         self.hello.as_ref().is_some_and(|hello| hello.features & shm::VMLOOP_F_WINDOWS != 0)

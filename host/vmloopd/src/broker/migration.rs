@@ -72,11 +72,7 @@ impl Broker {
     pub(super) fn finish_prepare(&mut self, key: Key) {
         let busy = self.channels.has_ends(key);
         let Some(guest) = self.guests.get_mut(key) else { return };
-        if guest.phase == Phase::Preparing
-            && !busy
-            && guest.orphans.is_empty()
-            && guest.windows_left.is_empty()
-        {
+        if guest.phase == Phase::Preparing && !busy && !guest.has_leftovers() {
             guest.phase = Phase::Parting;
             guest.tell(Command::Prepare);
         }
