@@ -78,7 +78,7 @@ class Tests:
         machine.inside(f"cp /etc/hosts {ROOT}/etc/hosts")
         source = suites.source(SUITE, self.source)
         identity = (outside.version(source), unpacked().name)
-        machine.unpack(outside.made(self.name, identity, lambda scratch: self.build(scratch, source)), place)
+        machine.unpack(outside.made(self.name, identity, self.build, source), place)
         machine.inside(f"chown -R {self.user} {place}")
 
     def run(self, machine: Machine) -> Run:

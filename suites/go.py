@@ -124,7 +124,7 @@ class Go:
         """Their programs, and the files that they read."""
         unpacked = suites.unpack(SUITE, FROM)
         identity = (self.version(machine), PACKAGES, CONNECTION)
-        machine.unpack(outside.made("go", identity, lambda scratch: build(scratch, unpacked)), COPY)
+        machine.unpack(outside.made("go", identity, build, unpacked), COPY)
 
     def run(self, machine: Machine) -> Run:
         """One package after the other."""

@@ -54,7 +54,7 @@ class Libuv:
     def prepare(self, machine: Machine) -> None:
         """They look for test/fixtures where they run, and write there."""
         source = suites.source(SUITE, "libuv1")
-        archive = outside.made("libuv", self.version(machine), lambda scratch: build(scratch, source))
+        archive = outside.made("libuv", self.version(machine), build, source)
         machine.unpack(archive, COPY)
         machine.inside(f"cd {COPY} && mv source/test build/test && chown -R {USER} {COPY}")
 

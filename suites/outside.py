@@ -5,6 +5,7 @@ Suites name 127.0.0.1 in sources, scripts and programs, and that is the loopback
 it can stand in its place everywhere, in a program, too.
 """
 
+import inspect
 import os
 import shutil
 import subprocess
@@ -55,11 +56,15 @@ def redirect(trees: Iterable[Path]) -> None:
                 path.write_bytes(data.replace(LOOPBACK, THERE.encode()))
 
 
-def made(name: str, identity: object, make: Callable[[Path], Iterable[str]]) -> Path:
-    """The archive of a suite, as archive.made() says; it names the peer."""
+def made(name: str, identity: object, build: Callable[[Path, Path], Iterable[str]], source: Path) -> Path:
+    """The archive of a suite that ``build`` makes of its source, as archive.made() says; it names the peer.
+
+    It is made anew when the file that has ``build`` has changed.
+    """
+    recipe = Path(inspect.getfile(build)).read_text()
 
     def say_and_make(scratch: Path) -> Iterable[str]:
         print(f"{name}: is built on the outside", flush=True)
-        return make(scratch)
+        return build(scratch, source)
 
-    return archive.made("suites/made", name, (identity, THERE), say_and_make)
+    return archive.made("suites/made", name, (identity, recipe, THERE), say_and_make)
