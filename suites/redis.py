@@ -35,8 +35,10 @@ FILES = (
     "integration/psync2-reg",
     "integration/shutdown",
 )
-"""Of connections, their buffers and limits, and of copies of one server in another; unit/introspection ends at a server
-whose clients must be local ones."""
+"""Of connections, their buffers and limits, and of copies of one server in another.
+
+unit/introspection is left out: one of its servers wants clients of the loopback interface, and the run ends without.
+"""
 WORDS = {"ok": "passed", "err": "failed", "exception": "failed", "skip": "skipped", "ignore": "skipped"}
 
 
