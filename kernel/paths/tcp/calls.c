@@ -266,7 +266,7 @@ static bool has_room(struct stream *stream)
 	return room;
 }
 
-/* TCP asks for each part of what it sends. */
+/* TCP asks for each part of what it sends; of the work's bytes it takes all. */
 static bool call_memory_is_free(const struct sock *sk, int wake)
 {
 	const struct proto *base = base_of(sk);
@@ -275,11 +275,11 @@ static bool call_memory_is_free(const struct sock *sk, int wake)
 
 	rcu_read_lock();
 	stream = stream_look(sk);
-	if (stream && READ_ONCE(stream->tx) != STREAM_TX_TCP &&
-	    !READ_ONCE(stream->by_work)) {
+	if (stream && READ_ONCE(stream->tx) != STREAM_TX_TCP) {
 		by_tcp = false;
-		is_free = READ_ONCE(stream->tx) == STREAM_TX_RING &&
-			  has_room(stream);
+		is_free = READ_ONCE(stream->by_work) == current ||
+			   (READ_ONCE(stream->tx) == STREAM_TX_RING ?
+			   has_room(stream) : stream_pending_has_room(stream));
 	}
 	rcu_read_unlock();
 	if (by_tcp && base->stream_memory_free)
@@ -346,43 +346,62 @@ static __poll_t call_poll(struct file *file, struct socket *sock,
 
 /* What is asked of a socket ----------------------------------------------- */
 
-/* Bytes of the application's that are with us: to be read, to be taken by the peer. */
-static void count_bytes(struct stream *stream, int *in, int *out)
+/* Bytes that can be read, of which TCP says that it has so many. */
+static int count_in(struct stream *stream, int by_tcp)
 {
-	const struct vmloop_lane *lane;
+	int bytes = by_tcp;
 	s32 before;
 
 	spin_lock_bh(&stream->lane_lock);
-	lane = stream->lane;
 	if (READ_ONCE(stream->heard)) {
 		before = READ_ONCE(stream->seq) -
 			 READ_ONCE(tcp_sk(stream->sk)->copied_seq);
 		/* Behind that TCP has what is ours. A FIN counts as a byte. */
-		*in = min(*in, max(before, 0)) + readable_bytes(stream);
+		bytes = min(bytes, max(before, 0)) + readable_bytes(stream);
 	}
-	if (lane && READ_ONCE(stream->tx) == STREAM_TX_RING)
-		*out += stream_untaken(lane);
 	spin_unlock_bh(&stream->lane_lock);
+	return bytes;
+}
+
+/* Bytes that were sent, are not TCP's, and that the peer may not have. */
+static u32 count_out(struct stream *stream)
+{
+	u32 bytes = 0;
+
+	/* lane.c copies what is in the ring under it, and takes the lane away: one has it. */
+	mutex_lock(&stream->tx_ring);
+	spin_lock_bh(&stream->lane_lock);
+	/* The hello is not the application's. */
+	if (stream->lane)
+		bytes = min_t(u64, stream_untaken(stream->lane), READ_ONCE(stream->sent));
+	spin_unlock_bh(&stream->lane_lock);
+	bytes += stream_pending_bytes(stream);
+	mutex_unlock(&stream->tx_ring);
+	return bytes;
 }
 
 static int call_ioctl(struct sock *sk, int cmd, COMPAT_IOCTL_ARG arg)
 {
-	struct stream *stream;
-	int in, out, err;
+	int users = srcu_read_lock(&stream_users);
+	struct stream *stream = NULL;
+	int err, bytes;
+	u32 out = 0;
 
-	if (cmd != SIOCINQ && cmd != SIOCOUTQ && cmd != SIOCOUTQNSD)
-		return base_of(sk)->ioctl(sk, cmd, arg);
+	if (cmd == SIOCINQ || cmd == SIOCOUTQ || cmd == SIOCOUTQNSD)
+		stream = stream_get(sk);
+	/* Before TCP is asked: bytes that become its own count twice rather than not at all. */
+	if (stream && cmd != SIOCINQ)
+		out = count_out(stream);
 	err = base_of(sk)->ioctl(sk, cmd, arg);
-	stream = err ? NULL : stream_get(sk);
-	if (!stream)
-		return err;
-	err = compat_ioctl_answer(arg, &in);
-	out = in;
-	if (!err) {
-		count_bytes(stream, &in, &out);
-		err = compat_ioctl_set_answer(arg, cmd == SIOCINQ ? in : out);
+	if (stream && !err)
+		err = compat_ioctl_answer(arg, &bytes);
+	if (stream && !err) {
+		bytes = cmd == SIOCINQ ? count_in(stream, bytes) : bytes + (int)out;
+		err = compat_ioctl_set_answer(arg, bytes);
 	}
-	stream_put(stream);
+	if (stream)
+		stream_put(stream);
+	srcu_read_unlock(&stream_users, users);
 	return err;
 }
 

@@ -7,9 +7,6 @@
  * Context: the core mutex held, but for the event, and the tasklet that it raises.
  * The mutexes that are taken here are never held over a call that may fault.
  */
-#include <linux/mm.h>
-#include <linux/slab.h>
-
 #include "stream.h"
 
 /*
@@ -76,8 +73,6 @@ int stream_lane_open(struct vmloop_lane *lane)
 	WRITE_ONCE(stream->got, 0);
 	spin_unlock_bh(&stream->lane_lock);
 	stream->unsent_from = 0;
-	stream->unsent_size = 0;
-	stream->unsent_at = 0;
 	stream->full = false;
 	stream->swings = 0;
 	stream->swings_most = STREAM_SWINGS;
@@ -151,74 +146,6 @@ void stream_lane_down(struct vmloop_lane *lane)
 	stream_queue(stream, 0);
 }
 
-/*
- * Bytes of the copies that all streams keep of what their peers may not have read. A peer
- * that never answers could have each of its connections keep one, as large as its ring.
- */
-static atomic64_t unsent_bytes;
-
-static u8 *unsent_alloc(u32 size)
-{
-	u8 *memory = NULL;
-
-	if (atomic64_add_return(size, &unsent_bytes) <=
-	    READ_ONCE(stream_unsent_max))
-		memory = kvmalloc(size, GFP_KERNEL);
-	if (!memory)
-		atomic64_sub(size, &unsent_bytes);
-	return memory;
-}
-
-/**
- * stream_unsent_free() - nothing of what a lane carried is to be sent again
- * @stream: the stream
- *
- * Context: tx_ring held, or nobody else has the stream.
- */
-void stream_unsent_free(struct stream *stream)
-{
-	if (!stream->unsent)
-		return;
-	kvfree(stream->unsent);
-	stream->unsent = NULL;
-	atomic64_sub(stream->unsent_memory, &unsent_bytes);
-}
-
-/* Copies what the peer may not have read: it will say, by TCP, what it has. */
-static void copy_unsent(struct stream *stream)
-{
-	struct vmloop_ring_tx *tx = &stream->held->tx;
-	u32 account = vmloop_ring_account(tx);
-	const void *from;
-	u32 size, bytes;
-
-	lockdep_assert_held(&stream->tx_ring);
-	/* The peer has let go of what it has not read. */
-	if (tx->broken == VMLOOP_RING_MOVE) {
-		stream->spoilt = true;
-		return;
-	}
-	/* The hello, or a part of it, may be among it. */
-	size = min_t(u64, account, stream->sent);
-	stream->unsent_from = stream->sent - size;
-	stream->unsent = size ? unsent_alloc(size) : NULL;
-	if (size && !stream->unsent) {
-		stream->spoilt = true;
-		return;
-	}
-	stream->unsent_memory = size;
-	while (stream->unsent_size < size) {
-		bytes = vmloop_ring_unread(tx,
-					   account - size + stream->unsent_size,
-					   &from);
-		bytes = min(bytes, size - stream->unsent_size);
-		if (!bytes)
-			break;
-		memcpy(stream->unsent + stream->unsent_size, from, bytes);
-		stream->unsent_size += bytes;
-	}
-}
-
 /* Whether the peer has read our hello, as far as it has published. */
 static bool was_heard(struct stream *stream, struct vmloop_lane *lane)
 {
@@ -237,22 +164,22 @@ void stream_lane_close(struct vmloop_lane *lane)
 {
 	struct stream *stream = lane->priv;
 
+	/* What is in the ring is counted at each moment: SIOCOUTQ. */
+	mutex_lock(&stream->tx_ring);
+	stop_sending(stream);
+	if (stream->up)
+		stream_unsent_copy(stream);
 	spin_lock_bh(&stream->lane_lock);
 	if (stream->lane)
 		vmloop_watch_stop(&stream->watch);
 	stream->lane = NULL;
 	spin_unlock_bh(&stream->lane_lock);
+	mutex_unlock(&stream->tx_ring);
 	if (stream->up)
 		vmloop_watch_wait(&stream->watch);
 	tasklet_kill(&stream->bell);
 	if (lane->reason == VMLOOP_REASON_POLICY)
 		WRITE_ONCE(stream->why_ended, STREAM_WHY_POLICY);
-
-	mutex_lock(&stream->tx_ring);
-	stop_sending(stream);
-	if (stream->up)
-		copy_unsent(stream);
-	mutex_unlock(&stream->tx_ring);
 
 	/* Not while somebody reads TCP, as far as it goes. */
 	if (stream->up && mutex_trylock(&stream->rx_mutex)) {

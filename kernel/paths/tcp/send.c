@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * send.c - what an application sends: by TCP, or into the lane's ring.
+ * send.c - what an application sends: by TCP, into the lane's ring, or where neither
+ * carries the stream, to what is pending.
  *
  * Nobody of ours sleeps inside of TCP: it is called with MSG_DONTWAIT, and we wait
  * here, where a lane that comes up or ends is seen.
@@ -108,7 +109,7 @@ static int put(struct stream *stream, struct msghdr *msg, size_t size, bool ask)
 
 static int by_ring(struct stream *stream, struct msghdr *msg, size_t size, bool ask)
 {
-	int done = -EAGAIN;
+	int done = 0;
 
 	mutex_lock(&stream->tx_ring);
 	if (stream->tx == STREAM_TX_RING) {
@@ -182,7 +183,7 @@ static int send_page(struct stream *stream, struct msghdr *msg, size_t size)
 static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size)
 {
 	unsigned int flags = msg->msg_flags;
-	int done = -EAGAIN;
+	int done = 0;
 
 	if (mutex_lock_interruptible(&stream->tx_mutex))
 		return -ERESTARTSYS;
@@ -203,23 +204,28 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size)
 	return done;
 }
 
-/* Once; 0 if it is to be tried again at once. @ask: as for put() */
+/* Once; 0 if it is to be tried again at once, as something else carries it. @ask: as for put() */
 static int send_once(struct stream *stream, struct msghdr *msg, size_t size,
 		     bool ask)
 {
 	/* The FIN is on its way. */
 	if (test_bit(STREAM_SHUT, &stream->flags))
 		return -EPIPE;
-	if (READ_ONCE(stream->tx) == STREAM_TX_RING) {
-		if (!(msg->msg_flags & BY_TCP))
-			return by_ring(stream, msg, size, ask);
+	if (READ_ONCE(stream->tx) == STREAM_TX_TCP) {
+		/* Where a reader skips an urgent byte, TCP reads on behind it: a lane may begin. */
+		if (msg->msg_flags & MSG_OOB)
+			stream_leave(stream);
+		return by_tcp(stream, msg, size);
+	}
+	if (size && (msg->msg_flags & BY_TCP)) {
 		stream_leave(stream);
+		stream_pending_refuse(stream);
 		return -EAGAIN;
 	}
-	if (READ_ONCE(stream->tx) == STREAM_TX_TCP)
-		return by_tcp(stream, msg, size);
+	if (READ_ONCE(stream->tx) == STREAM_TX_RING)
+		return by_ring(stream, msg, size, ask);
 	/* Nothing waits for nothing. */
-	return size ? -EAGAIN : 0;
+	return size ? stream_pending_add(stream, msg, size) : 0;
 }
 
 static void wants_space(struct sock *sk)
@@ -313,7 +319,8 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 			if (done >= size)
 				break;
 			/* A peer that says now this, now that, does not keep us. */
-			if (!err && signal_pending(current)) {
+			if (!err && (left ? signal_pending(current) :
+					    fatal_signal_pending(current))) {
 				err = sock_intr_errno(left);
 				break;
 			}
@@ -377,6 +384,34 @@ void stream_keep_error(struct sock *sk, int err)
 	sk_error_report(sk);
 }
 
+/*
+ * As TCP's sendmsg(), and it does not wait. The bytes have been taken from a program, so TCP takes
+ * them though its buffer has no room: the way back does not depend on what the peer's program
+ * reads. The flag keeps TCP from lowering the buffer's size where memory is short, and from
+ * taking bytes beyond its own bounds for that. And TCP is not told of an error that a program is
+ * to hear, and that may not be the connection's end. The caller has the socket locked.
+ */
+static int send_anyway(struct stream *stream, struct msghdr *msg, size_t size)
+{
+	struct sock *sk = stream->sk;
+	int had = sk->sk_sndbuf, err = sock_error(sk), sent;
+	bool is_set = sk->sk_userlocks & SOCK_SNDBUF_LOCK;
+	/* Twice as much is what TCP takes bytes to cost in memory. */
+	s64 room = (s64)sk->sk_wmem_queued + 2 * (s64)size + (64 << 10);
+
+	WRITE_ONCE(sk->sk_sndbuf, (int)clamp_t(s64, room, had, INT_MAX));
+	sk->sk_userlocks |= SOCK_SNDBUF_LOCK;
+	WRITE_ONCE(stream->by_work, current);
+	sent = stream_base_ops[stream->family]->sendmsg_locked(sk, msg, size);
+	WRITE_ONCE(stream->by_work, NULL);
+	if (!is_set)
+		sk->sk_userlocks &= ~SOCK_SNDBUF_LOCK;
+	WRITE_ONCE(sk->sk_sndbuf, had);
+	if (err && !cmpxchg(&sk->sk_err, 0, -err))
+		sk_error_report(sk);
+	return sent;
+}
+
 /**
  * stream_send_by_tcp() - send bytes of ours by TCP, whatever carries the stream
  * @stream: the stream
@@ -384,21 +419,23 @@ void stream_keep_error(struct sock *sk, int err)
  * @size: how many
  *
  * Context: the stream's work; nobody else sends by TCP now.
- * Return: how many went, or a negative errno.
+ * Return: how many went, or a negative errno; -EAGAIN where there is no memory.
  */
-int stream_send_by_tcp(struct stream *stream, void *from, size_t size)
+int stream_send_by_tcp(struct stream *stream, const void *from, size_t size)
 {
 	struct msghdr msg = { .msg_flags = MSG_DONTWAIT | MSG_NOSIGNAL };
-	struct kvec part = { .iov_base = from, .iov_len = size };
-	int sent;
+	struct kvec part = { .iov_base = (void *)from, .iov_len = size };
+	struct sock *sk = stream->sk;
+	int sent = -ENOTCONN;
 
-	if (!READ_ONCE(stream->sk->sk_socket))
-		return -ENOTCONN;
 	iov_iter_kvec(&msg.msg_iter, ITER_SOURCE, &part, 1, size);
-	WRITE_ONCE(stream->by_work, true);
-	sent = stream_base[stream->family]->sendmsg(stream->sk, &msg, size);
-	WRITE_ONCE(stream->by_work, false);
+	lock_sock(sk);
+	/* One that was disconnected may be another connection's by now. */
+	if (sk->sk_socket && !test_bit(STREAM_DEAD, &stream->flags) &&
+	    ((1 << sk->sk_state) & (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT)))
+		sent = send_anyway(stream, &msg, size);
+	release_sock(sk);
 	if (sent < 0)
-		stream_keep_error(stream->sk, sent);
+		stream_keep_error(sk, sent);
 	return sent;
 }

@@ -150,6 +150,10 @@ struct stream_hello {
 /* By how much a receive buffer grows at most for what a peer's answer is behind. */
 #define STREAM_ROOM		(2 * (int)STREAM_OWED_MAX + (64 << 10))
 
+/* What programs send while nothing carries a stream is kept in so many parts, of so many bytes. */
+#define STREAM_PENDING_PARTS	4
+#define STREAM_PENDING_PART	4096U
+
 /* A larger ring is made after the ring was so often full, and empty a moment later. */
 #define STREAM_SWINGS		1
 
@@ -239,13 +243,20 @@ struct stream_spin {
  * @unsent_size: bytes of @unsent
  * @unsent_memory: bytes that it takes
  * @unsent_at: bytes of @unsent that went by TCP again, or need not
+ * @unsent_peer: whom it counts for: pending.c
+ * @pending: what programs have sent while nothing carried it, in parts
+ * @pending_peer: whom they count for
+ * @pending_size: bytes of @pending
+ * @pending_at: bytes of @pending that something carries by now
+ * @pending_refused: there was no memory for @pending, or a call waits for TCP
  * @more: the last bytes went to TCP with more to come
  * @full: the ring was full, and has not been seen empty since
  * @full_at: when it was last, in jiffies
  * @swings: how often it was full and then empty, since it was made, or was last to grow
  * @swings_most: after so many it is to grow
  * @tx_spin: of those who wait for room
- * @by_work: @work is inside of TCP: it may send though @tx says otherwise
+ * @by_work: the task that is inside of TCP for @work, with the socket locked: it may send
+ *	though @tx says otherwise
  *
  * @rx_mutex: one reader of TCP at a time
  * @rx_ring: protects what was received, from here on
@@ -336,13 +347,19 @@ struct stream {
 	u32 unsent_size;
 	u32 unsent_memory;
 	u32 unsent_at;
+	u8 unsent_peer;
+	u8 *pending[STREAM_PENDING_PARTS];
+	u8 pending_peer;
+	u32 pending_size;
+	u32 pending_at;
+	bool pending_refused;
 	bool more;
 	bool full;
 	unsigned long full_at;
 	unsigned int swings;
 	unsigned int swings_most;
 	struct stream_spin tx_spin;
-	bool by_work;
+	const struct task_struct *by_work;
 
 	struct mutex rx_mutex;
 	struct mutex rx_ring;
@@ -589,7 +606,6 @@ void stream_lane_down(struct vmloop_lane *lane);
 void stream_lane_close(struct vmloop_lane *lane);
 void stream_lane_ended(struct vmloop_lane *lane, u32 reason);
 void stream_lane_event(struct vmloop_lane *lane);
-void stream_unsent_free(struct stream *stream);
 void stream_ring_bell(struct tasklet_struct *bell);
 unsigned int stream_look_out(struct stream *stream, bool work);
 bool stream_want_room(struct stream *stream);
@@ -618,6 +634,17 @@ struct sk_buff *stream_merge_make(unsigned int size);
 int stream_merge(struct sock *sk, u32 seq, struct sk_buff_head *kept);
 int stream_merge_cut(struct sock *sk, u32 seq, u32 size);
 
+/* pending.c; process context, but for has_room and bytes */
+void stream_unsent_copy(struct stream *stream);
+void stream_pending_refuse(struct stream *stream);
+int stream_pending_add(struct stream *stream, struct msghdr *msg, size_t size);
+bool stream_pending_to_ring(struct stream *stream);
+int stream_pending_by_tcp(struct stream *stream);
+bool stream_pending_is_sent(const struct stream *stream);
+bool stream_pending_has_room(const struct stream *stream);
+u32 stream_pending_bytes(const struct stream *stream);
+void stream_pending_free(struct stream *stream);
+
 /* spin.c; process context */
 bool stream_spin(struct stream *stream, struct stream_spin *spin,
 		 bool (*is_over)(const struct vmloop_lane *lane));
@@ -629,7 +656,7 @@ int stream_send_page(struct stream *stream, struct page *page, int offset, size_
 #endif
 int stream_send(struct stream *stream, struct msghdr *msg, size_t size);
 void stream_keep_error(struct sock *sk, int err);
-int stream_send_by_tcp(struct stream *stream, void *from, size_t size);
+int stream_send_by_tcp(struct stream *stream, const void *from, size_t size);
 void stream_send_show(struct stream *stream);
 int stream_receive(struct stream *stream, struct msghdr *msg, size_t size,
 		   int flags);

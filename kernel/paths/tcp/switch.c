@@ -5,7 +5,8 @@
  * Each direction is a series of segments, carried by TCP or by a lane's ring. The
  * sender goes over by a hello, the first bytes in its ring: the sequence number at
  * which it has stopped to send by TCP. The receiver reads TCP up to there, and then
- * the ring. Nothing but the hello is sent before both ends have heard each other.
+ * the ring. Nothing but the hello is sent before both ends have heard each other; what
+ * programs send then is pending (pending.c).
  *
  * The way back begins with the lane's end, whoever wanted it. What the receiver has
  * not read by then becomes TCP's (merge.c). Both ends say by TCP, where they
@@ -59,7 +60,7 @@
 
 static atomic_long_t kept_memory;
 
-/* A peer that does not answer a hello keeps the application from sending. */
+/* A peer that does not answer a hello keeps the application from sending much. */
 #define SAID_TIME	(HZ / 5)
 
 static void wake(struct stream *stream)
@@ -415,7 +416,8 @@ static void go_over(struct stream *stream)
 	mutex_lock(&stream->tx_ring);
 	if (stream->tx == STREAM_TX_SAID && !stream->down && stream->heard &&
 	    !vmloop_ring_wait_read(&lane->tx, lane->tx.head) &&
-	    !lane->tx.broken) {
+	    !lane->tx.broken && stream_pending_to_ring(stream)) {
+		stream_pending_free(stream);
 		WRITE_ONCE(stream->tx, STREAM_TX_RING);
 		changed = true;
 	}
@@ -521,7 +523,7 @@ static int hear_answer(struct stream *stream)
 	stream_lower_rcvbuf(stream);
 	/* What TCP sends again did not go by the lane. */
 	WRITE_ONCE(stream->sent, stream->sent - (stream->unsent_size - got));
-	stream->unsent_at = got;
+	WRITE_ONCE(stream->unsent_at, got);
 	stream->answered = true;
 	return 0;
 }
@@ -628,21 +630,6 @@ out:
 	return err;
 }
 
-/* Send by TCP what the peer has not got by the ring. As tell(). */
-static int send_rest(struct stream *stream)
-{
-	int sent;
-
-	while (stream->unsent_at < stream->unsent_size) {
-		sent = stream_send_by_tcp(stream, stream->unsent + stream->unsent_at,
-					  stream->unsent_size - stream->unsent_at);
-		if (sent < 0)
-			return sent;
-		stream->unsent_at += sent;
-	}
-	return 0;
-}
-
 /**
  * stream_reset() - end a connection as TCP does when it cannot go on
  * @stream: its stream; one that has ended is left as it is
@@ -657,11 +644,26 @@ void stream_reset(struct stream *stream)
 							  ECONNRESET);
 }
 
-/* What is to be known is known, and what was to be sent again was: TCP goes on. */
-static void go_on(struct stream *stream)
+/*
+ * What is to be known is known, and what was to be sent by TCP was: TCP goes on. Returns false,
+ * with nothing changed, if a program has sent more meanwhile. With @err the connection has
+ * ended, and what is pending is forgotten.
+ */
+static bool go_on(struct stream *stream, int err)
 {
 	struct vmloop_lane *lane = stream->held;
 	enum stream_why why = READ_ONCE(stream->why_ended);
+	bool is_sent;
+
+	mutex_lock(&stream->tx_ring);
+	is_sent = err || stream_pending_is_sent(stream);
+	if (is_sent) {
+		stream_pending_free(stream);
+		WRITE_ONCE(stream->tx, STREAM_TX_TCP);
+	}
+	mutex_unlock(&stream->tx_ring);
+	if (!is_sent)
+		return false;
 
 	if (stream->up && why != STREAM_WHY_POLICY)
 		why = STREAM_WHY_YOUNG;
@@ -674,11 +676,6 @@ static void go_on(struct stream *stream)
 	stream_lower_rcvbuf(stream);
 	stream_listen_no_more(stream);
 	release_sock(stream->sk);
-
-	mutex_lock(&stream->tx_ring);
-	stream_unsent_free(stream);
-	WRITE_ONCE(stream->tx, STREAM_TX_TCP);
-	mutex_unlock(&stream->tx_ring);
 	if (stream->carried)
 		stream_count(STREAM_BACK, 1);
 	WRITE_ONCE(stream->held, NULL);
@@ -687,6 +684,21 @@ static void go_on(struct stream *stream)
 		stream_for_nothing(stream);
 	else
 		stream_not_now(stream, why);
+	wake(stream);
+	return true;
+}
+
+/* Nothing came by the lane: what the peer sends by TCP can be read, whenever we go on. */
+static void hear_nothing(struct stream *stream)
+{
+	lock_sock(stream->sk);
+	mutex_lock(&stream->rx_ring);
+	stream_purge(stream);
+	WRITE_ONCE(stream->heard, false);
+	mutex_unlock(&stream->rx_ring);
+	stream_lower_rcvbuf(stream);
+	release_sock(stream->sk);
+	stream->answered = true;
 	wake(stream);
 }
 
@@ -697,8 +709,11 @@ static int settle(struct stream *stream)
 
 	if (stream->spoilt)
 		return -EPROTO;
-	if (!stream->carried)
-		return 0;
+	if (!stream->carried) {
+		if (!stream->answered)
+			hear_nothing(stream);
+		return stream_pending_by_tcp(stream);
+	}
 	/* What has come can be read, whatever the peer does now, and its answer can come. */
 	if (!stream->answered) {
 		err = stream_merge_kept(stream);
@@ -709,7 +724,7 @@ static int settle(struct stream *stream)
 	if (!err)
 		err = ask(stream);
 	if (!err)
-		err = send_rest(stream);
+		err = stream_pending_by_tcp(stream);
 	return err;
 }
 
@@ -785,7 +800,8 @@ static void come_back(struct stream *stream)
 		}
 		stream_reset(stream);
 	}
-	go_on(stream);
+	if (!go_on(stream, err))
+		stream_queue(stream, 0);
 }
 
 /* TCP carries what we send: what the application wanted meanwhile can be done. */

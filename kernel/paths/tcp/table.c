@@ -89,7 +89,7 @@ static void stream_free(struct kref *refs)
 
 	WARN_ON_ONCE(stream->listens);
 	stream_purge(stream);
-	stream_unsent_free(stream);
+	stream_pending_free(stream);
 	sock_put(stream->sk);
 	kfree_rcu(stream, rcu);
 }

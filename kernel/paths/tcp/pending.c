@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * pending.c - bytes of a program's that neither TCP nor a ring carries yet.
+ *
+ * Unsent bytes went into a ring, and the peer may not have read them when it went: they are
+ * copied, since the peer has to say first, by TCP, what it has. Pending bytes were sent while
+ * the stream went over to a lane or back to TCP: a little is taken from programs then, since
+ * TCP with nothing unsent takes something from a call that does not wait, too. Pending bytes
+ * are behind unsent ones.
+ *
+ * Locks: tx_ring protects both. When a lane has ended, the stream's work alone moves @unsent_at
+ * and @pending_at, and reads what is behind them without it.
+ *
+ * Context: process context, but for stream_pending_has_room() and stream_pending_bytes().
+ */
+#include <linux/hash.h>
+#include <linux/log2.h>
+#include <linux/mm.h>
+#include <linux/slab.h>
+#include <linux/uio.h>
+#include <net/tcp.h>
+
+#include "stream.h"
+
+/*
+ * All streams together keep so much at most: of what is unsent stream_unsent_max bytes, of what
+ * is pending half as much beside, since a program can wait for that, and a connection without
+ * memory for what is unsent is reset. Of what is free or its own already one peer has SHARE
+ * quarters: peers that never answer, however many, leave something for the others. Peers are told
+ * apart by a number, which two of them may have in common.
+ */
+#define PEERS	64
+#define SHARE	3
+
+struct budget {
+	spinlock_t lock;	/* protects both; bottom halves off */
+	u64 all;
+	u64 of[PEERS];
+};
+
+static struct budget unsent_budget = {
+	.lock = __SPIN_LOCK_UNLOCKED(unsent_budget.lock),
+};
+
+static struct budget pending_budget = {
+	.lock = __SPIN_LOCK_UNLOCKED(pending_budget.lock),
+};
+
+static void uncharge(struct budget *budget, u8 peer, u32 size)
+{
+	spin_lock_bh(&budget->lock);
+	budget->of[peer] -= size;
+	budget->all -= size;
+	spin_unlock_bh(&budget->lock);
+}
+
+/* @most: bytes of all peers. */
+static bool charge(struct budget *budget, u8 peer, u32 size, u64 most)
+{
+	u64 own, others;
+	bool may;
+
+	spin_lock_bh(&budget->lock);
+	own = budget->of[peer] + size;
+	others = budget->all - budget->of[peer];
+	may = others < most && own <= (most - others) / 4 * SHARE;
+	if (may) {
+		budget->of[peer] += size;
+		budget->all += size;
+	}
+	spin_unlock_bh(&budget->lock);
+	return may;
+}
+
+/* Which of PEERS it is: of the peer to which the lane leads. */
+static u8 number_of(const struct stream *stream)
+{
+	return hash_64(READ_ONCE(stream->peer), ilog2(PEERS));
+}
+
+static u8 *unsent_alloc(u8 peer, u32 size)
+{
+	u8 *memory = NULL;
+
+	if (!charge(&unsent_budget, peer, size, READ_ONCE(stream_unsent_max)))
+		return NULL;
+	memory = kvmalloc(size, GFP_KERNEL);
+	if (!memory)
+		uncharge(&unsent_budget, peer, size);
+	return memory;
+}
+
+/* The program waits for room where there is no memory: nothing is tried hard. */
+static u8 *pending_alloc(u8 peer)
+{
+	u8 *memory = NULL;
+
+	if (!charge(&pending_budget, peer, STREAM_PENDING_PART, READ_ONCE(stream_unsent_max) / 2))
+		return NULL;
+	memory = kmalloc(STREAM_PENDING_PART, GFP_KERNEL_ACCOUNT | __GFP_NORETRY | __GFP_NOWARN);
+	if (!memory)
+		uncharge(&pending_budget, peer, STREAM_PENDING_PART);
+	return memory;
+}
+
+static void pending_free(u8 peer, u8 *memory)
+{
+	if (!memory)
+		return;
+	kfree(memory);
+	uncharge(&pending_budget, peer, STREAM_PENDING_PART);
+}
+
+/**
+ * stream_unsent_copy() - copy what the peer may not have read of our ring
+ * @stream: a stream whose lane is being closed; tx_ring held
+ *
+ * The stream is spoilt if that cannot be had.
+ */
+void stream_unsent_copy(struct stream *stream)
+{
+	struct vmloop_ring_tx *tx = &stream->held->tx;
+	u32 account = vmloop_ring_account(tx);
+	const void *from;
+	u32 size, bytes;
+
+	lockdep_assert_held(&stream->tx_ring);
+	/* The peer has let go of what it has not read. */
+	if (tx->broken == VMLOOP_RING_MOVE) {
+		stream->spoilt = true;
+		return;
+	}
+	/* The hello, or a part of it, may be among it. */
+	size = min_t(u64, account, stream->sent);
+	stream->unsent_from = stream->sent - size;
+	if (!size)
+		return;
+	stream->unsent_peer = number_of(stream);
+	stream->unsent = unsent_alloc(stream->unsent_peer, size);
+	if (!stream->unsent) {
+		stream->spoilt = true;
+		return;
+	}
+	stream->unsent_memory = size;
+	while (stream->unsent_size < size) {
+		bytes = vmloop_ring_unread(tx, account - size + stream->unsent_size, &from);
+		bytes = min(bytes, size - stream->unsent_size);
+		if (!bytes)
+			break;
+		memcpy(stream->unsent + stream->unsent_size, from, bytes);
+		WRITE_ONCE(stream->unsent_size, stream->unsent_size + bytes);
+	}
+}
+
+/* Where the next byte goes: its part, or NULL if there is no room. */
+static u8 **part_of(struct stream *stream, u32 size)
+{
+	u32 at = size / STREAM_PENDING_PART;
+
+	return at < STREAM_PENDING_PARTS ? &stream->pending[at] : NULL;
+}
+
+/* How many bytes were copied; -EAGAIN: there is no room; -EFAULT: fault memory in. */
+static int add(struct stream *stream, struct msghdr *msg, size_t size)
+{
+	u32 offset = stream->pending_size % STREAM_PENDING_PART;
+	u32 most = STREAM_PENDING_PARTS * STREAM_PENDING_PART;
+	size_t room, copied;
+	u8 *to;
+
+	lockdep_assert_held(&stream->tx_ring);
+	/* It is to fit into the ring, which will be empty. */
+	if (stream->tx == STREAM_TX_SAID)
+		most = min(most, stream->held->tx.size);
+	if (stream->pending_size >= most)
+		return -EAGAIN;
+	to = *part_of(stream, stream->pending_size);
+	room = min3(size, (size_t)(most - stream->pending_size),
+		    (size_t)(STREAM_PENDING_PART - offset));
+	pagefault_disable();
+	copied = copy_from_iter(to + offset, room, &msg->msg_iter);
+	pagefault_enable();
+	/* Pairs with the acquire in stream_pending_by_tcp(): the bytes are there. */
+	smp_store_release(&stream->pending_size, stream->pending_size + copied);
+	return copied ? (int)copied : -EFAULT;
+}
+
+static bool is_carried_by_nothing(const struct stream *stream)
+{
+	lockdep_assert_held(&stream->tx_ring);
+	return stream->tx == STREAM_TX_SAID || stream->tx == STREAM_TX_BACK;
+}
+
+/**
+ * stream_pending_refuse() - a call has to wait until TCP carries the stream
+ * @stream: the stream
+ *
+ * poll() says from now on that nothing can be written, until something carries it.
+ */
+void stream_pending_refuse(struct stream *stream)
+{
+	mutex_lock(&stream->tx_ring);
+	if (is_carried_by_nothing(stream))
+		WRITE_ONCE(stream->pending_refused, true);
+	mutex_unlock(&stream->tx_ring);
+}
+
+/**
+ * stream_pending_add() - take from a program what nothing carries yet
+ * @stream: the stream
+ * @msg: as of sendmsg()
+ * @size: bytes of it, at least one
+ *
+ * Return: bytes that were taken; 0 if something carries the stream by now; -EAGAIN if there is
+ * no room or no memory; or another negative errno.
+ */
+int stream_pending_add(struct stream *stream, struct msghdr *msg, size_t size)
+{
+	u8 **part = part_of(stream, READ_ONCE(stream->pending_size));
+	bool tries = part && !READ_ONCE(*part) && !READ_ONCE(stream->pending_refused);
+	u8 peer = READ_ONCE(stream->pending[0]) ? READ_ONCE(stream->pending_peer) :
+						  number_of(stream);
+	struct sock *sk = stream->sk;
+	u8 *memory = NULL;
+	int done = 0;
+
+	/* Memory in a cgroup at its limit takes a while, and the core waits for the mutex. */
+	if (tries)
+		memory = pending_alloc(peer);
+	mutex_lock(&stream->tx_ring);
+	part = part_of(stream, stream->pending_size);
+	if (is_carried_by_nothing(stream) && part && !*part && tries) {
+		if (part == stream->pending)
+			WRITE_ONCE(stream->pending_peer, peer);
+		if (!memory) {
+			WRITE_ONCE(stream->pending_refused, true);
+		} else if (stream->pending_peer == peer) {
+			WRITE_ONCE(*part, memory);
+			memory = NULL;
+		}
+	}
+	if (!is_carried_by_nothing(stream))
+		done = 0;
+	else if (READ_ONCE(sk->sk_err))
+		done = sock_error(sk);
+	else if ((READ_ONCE(sk->sk_shutdown) & SEND_SHUTDOWN) ||
+		 !((1 << READ_ONCE(sk->sk_state)) & (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT)))
+		done = -EPIPE;
+	else if (!part || stream->pending_refused)
+		done = -EAGAIN;
+	else if (*part)
+		done = add(stream, msg, size);
+	/* Else it has been carried meanwhile, and what we have tried was for another time. */
+	mutex_unlock(&stream->tx_ring);
+	pending_free(peer, memory);
+	if (done == -EFAULT && fault_in_iov_iter_readable(&msg->msg_iter, 1) == 0)
+		done = 0;
+	return done;
+}
+
+/* Bytes that lie together of those that are pending up to @size: how many, and where. */
+static u32 from_part(struct stream *stream, u32 size, const u8 **from)
+{
+	u32 offset = stream->pending_at % STREAM_PENDING_PART;
+
+	*from = stream->pending[stream->pending_at / STREAM_PENDING_PART] + offset;
+	return min(size - stream->pending_at, STREAM_PENDING_PART - offset);
+}
+
+/**
+ * stream_pending_to_ring() - the ring is to carry the stream: first what is pending
+ * @stream: a stream whose lane is up; tx_ring held
+ *
+ * Return: whether all of it has gone there.
+ */
+bool stream_pending_to_ring(struct stream *stream)
+{
+	struct vmloop_lane *lane = stream->held;
+	u32 left, room;
+	const u8 *from;
+	void *to;
+
+	lockdep_assert_held(&stream->tx_ring);
+	while (stream->pending_at < stream->pending_size) {
+		left = from_part(stream, stream->pending_size, &from);
+		room = min(vmloop_ring_space(&lane->tx, left, &to), left);
+		if (!room)
+			break;
+		memcpy(to, from, room);
+		vmloop_ring_add(&lane->tx, room);
+		WRITE_ONCE(stream->pending_at, stream->pending_at + room);
+		WRITE_ONCE(stream->sent, stream->sent + room);
+		stream_count(STREAM_TX_BYTES, room);
+	}
+	if (vmloop_ring_publish(&lane->tx))
+		vmloop_lane_ring(lane);
+	return stream_pending_is_sent(stream);
+}
+
+/**
+ * stream_pending_by_tcp() - send by TCP what the peer has not got by the ring, and what is pending
+ * @stream: a stream that goes back; the peer's answer is known, or need not be
+ *
+ * Context: the stream's work.
+ * Return: 0; -EAGAIN; or why the connection cannot go on.
+ */
+int stream_pending_by_tcp(struct stream *stream)
+{
+	const u8 *from;
+	u32 left, size;
+	int sent;
+
+	while (stream->unsent_at < stream->unsent_size) {
+		sent = stream_send_by_tcp(stream, stream->unsent + stream->unsent_at,
+					  stream->unsent_size - stream->unsent_at);
+		if (sent < 0)
+			return sent;
+		WRITE_ONCE(stream->unsent_at, stream->unsent_at + sent);
+	}
+	/* Pairs with the release in add(). */
+	size = smp_load_acquire(&stream->pending_size);
+	while (stream->pending_at < size) {
+		left = from_part(stream, size, &from);
+		sent = stream_send_by_tcp(stream, from, left);
+		if (sent < 0)
+			return sent;
+		WRITE_ONCE(stream->pending_at, stream->pending_at + sent);
+	}
+	return 0;
+}
+
+/** stream_pending_is_sent() - whether all that was pending has been sent; tx_ring held */
+bool stream_pending_is_sent(const struct stream *stream)
+{
+	lockdep_assert_held(&stream->tx_ring);
+	return stream->pending_at == stream->pending_size;
+}
+
+/**
+ * stream_pending_has_room() - whether a program that polls can write, though nothing carries the
+ * stream
+ * @stream: the stream
+ *
+ * Context: any.
+ */
+bool stream_pending_has_room(const struct stream *stream)
+{
+	return !READ_ONCE(stream->pending_size) && !READ_ONCE(stream->pending_refused);
+}
+
+/**
+ * stream_pending_bytes() - how many bytes are unsent or pending
+ * @stream: the stream
+ *
+ * Context: any; by a look at counts that move.
+ */
+u32 stream_pending_bytes(const struct stream *stream)
+{
+	s32 unsent = READ_ONCE(stream->unsent_size) - READ_ONCE(stream->unsent_at);
+	s32 pending = READ_ONCE(stream->pending_size) - READ_ONCE(stream->pending_at);
+
+	return max(unsent, 0) + max(pending, 0);
+}
+
+/**
+ * stream_pending_free() - forget what is unsent and what is pending
+ * @stream: the stream; something carries it again, or it has ended
+ *
+ * Context: tx_ring held, or nobody else has the stream.
+ */
+void stream_pending_free(struct stream *stream)
+{
+	unsigned int i;
+
+	if (stream->unsent) {
+		kvfree(stream->unsent);
+		uncharge(&unsent_budget, stream->unsent_peer, stream->unsent_memory);
+	}
+	stream->unsent = NULL;
+	WRITE_ONCE(stream->unsent_size, 0);
+	WRITE_ONCE(stream->unsent_at, 0);
+	for (i = 0; i < STREAM_PENDING_PARTS; i++) {
+		pending_free(stream->pending_peer, stream->pending[i]);
+		WRITE_ONCE(stream->pending[i], NULL);
+	}
+	WRITE_ONCE(stream->pending_size, 0);
+	WRITE_ONCE(stream->pending_at, 0);
+	WRITE_ONCE(stream->pending_refused, false);
+}

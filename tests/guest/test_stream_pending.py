@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What programs send without waiting while a connection goes to a lane or back (kernel/paths/tcp/pending.c)."""
+
+import json
+import shlex
+from collections.abc import Iterator
+
+import pytest
+from vmlab import Lab
+
+from tests.guest.net import BIN, until
+from tests.guest.pair import standing
+from tests.guest.test_stream import NEVER, PARAMETERS, Streams
+from tests.guest.veth import IP, inside
+
+pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
+
+PORT = 5521
+PENDING = 16 << 10
+"""Bytes that a connection takes at most before something carries it: STREAM_PENDING_PARTS of STREAM_PENDING_PART."""
+
+
+@pytest.fixture
+def streams(lab: Lab) -> Iterator[Streams]:
+    """A channel with both paths."""
+    with standing(Streams(lab.host)) as one:
+        yield one
+
+
+CONNECT = """
+import fcntl, os, select, signal, socket, struct, sys, termios, time
+role, address, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+if role == 'serve':
+    print('ready', flush=True)
+    with socket.create_server(('', port)) as listener:
+        one, _ = listener.accept()
+else:
+    one = socket.create_connection((address, port))
+one.setblocking(False)
+"""
+"""The beginning of both programs."""
+
+TURNS = (
+    CONNECT
+    + """
+ends = False
+def stop(*_):
+    global ends
+    ends = True
+signal.signal(signal.SIGTERM, stop)
+one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+turns = refused = partly = 0
+size = 1
+def say():
+    global refused, partly
+    message = bytes([turns % 251]) * size
+    try:
+        done = one.send(message)
+        partly += done < size
+    except BlockingIOError:
+        refused += 1
+        done = 0
+    if done < size:
+        one.setblocking(True)
+        one.sendall(message[done:])
+        one.setblocking(False)
+if role == 'run':
+    say()
+came = b''
+while True:
+    select.select([one], [], [])
+    try:
+        part = one.recv(1 << 16)
+    except BlockingIOError:
+        continue
+    if not part:
+        break
+    came += part
+    if len(came) < size:
+        continue
+    assert came == bytes([turns % 251]) * size, (turns, len(came))
+    came = b''
+    turns += role == 'run'
+    if role == 'run':
+        if ends:
+            one.shutdown(socket.SHUT_WR)
+            continue
+        size = turns * 37 % 500 + 1
+    say()
+    turns += role == 'serve'
+    if role == 'serve':
+        size = turns * 37 % 500 + 1
+print(turns, refused, partly, flush=True)
+"""
+)
+"""One message at a time goes there and back, each sent when nothing is unsent, by a call that does not wait."""
+
+
+@pytest.mark.main("a call that does not wait failed though nothing was unsent: PostgreSQL ends a session for that")
+def test_turns_without_waiting(stage: str, streams: Streams) -> None:
+    """While connections go to lanes and back, a small message can be sent when the one before has been answered."""
+    host = streams.host
+    streams.leave_after(1)
+    with host.popen(inside("b", "python3", "-c", TURNS, "serve", "-", PORT)) as server:
+        server.wait_for("ready", 60)
+        with (
+            host.popen(inside("a", "python3", "-c", TURNS, "run", IP[1], PORT)) as client,
+            host.popen(f"while :; do echo 1 >{PARAMETERS}/go_back; sleep 0.01; done"),
+        ):
+            until(lambda: streams.counter("back") >= 200 or client.poll() is not None, 90, "lanes that came and went")
+            client.terminate()
+            said = [one.wait(60) for one in (client, server)]
+    assert [one.code for one in said] == [0, 0], [one.err for one in said]
+    for turns, refused, partly in (map(int, one.out.splitlines()[-1].split()) for one in said):
+        assert turns > 200 and not refused and not partly, f"{refused} were refused and {partly} cut, of {turns}"
+    assert streams.counter("reset") == 0
+
+
+SEND = (
+    CONNECT
+    + """
+def pattern(at, size):
+    return bytes((at + n) % 251 for n in range(size))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+one.setblocking(True)
+if role == 'serve':
+    if sys.argv[4] == 'unread':
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    came = b''
+    while came != b'y':
+        came = one.recv(1)
+        one.send(came)
+    if sys.argv[4] in ('full', 'unread'):
+        signal.sigwait([signal.SIGTERM])
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    at = 0
+    while part := one.recv(1 << 16):
+        assert part == pattern(at, len(part)), at
+        at += len(part)
+    print('came', at, flush=True)
+    sys.exit()
+
+def queued():
+    return struct.unpack('i', fcntl.ioctl(one, termios.TIOCOUTQ, b'    '))[0]
+def writable():
+    return int(bool(select.select([], [one], [], 0)[1]))
+def send_all():
+    global sent
+    before = sent
+    try:
+        while True:
+            sent += one.send(pattern(sent, 1000))
+    except BlockingIOError:
+        return sent - before
+if sys.argv[4] == 'unread':
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+print('pid', os.getpid(), flush=True)
+# A lane that is not used is given back.
+word = b'x'
+while word == b'x':
+    word = b'y' if signal.sigtimedwait([signal.SIGTERM], 0.01) else b'x'
+    one.send(word)
+    assert one.recv(1) == word
+one.setblocking(False)
+sent = 0
+if sys.argv[4] in ('full', 'unread'):
+    quiet = 0
+    while quiet < 10:
+        quiet = 0 if send_all() else quiet + 1
+        time.sleep(0.01)
+open(sys.argv[5], 'w').close()
+signal.sigwait([signal.SIGTERM])
+edges = select.epoll()
+edges.register(one, select.EPOLLOUT | select.EPOLLET)
+# What this end says of the lane is in TCP's queue, and stays there.
+before = -1
+while queued() < 16 or queued() != before:
+    before = queued()
+    time.sleep(0.2)
+seen = [writable(), len(edges.poll(0))]
+if sys.argv[4] == 'urgent':
+    try:
+        one.send(b'!', socket.MSG_OOB)
+    except BlockingIOError:
+        seen += [writable(), len(edges.poll(0))]
+before = queued()
+pending = send_all()
+print('pending', pending, queued() - before, *seen, writable(), len(edges.poll(0)), flush=True)
+if sys.argv[4] == 'close':
+    one.close()
+elif sys.argv[4] == 'shut':
+    one.shutdown(socket.SHUT_WR)
+    one.setblocking(True)
+    assert one.recv(1) == b''
+else:
+    print('edge', len(edges.poll(60)), writable(), flush=True)
+    one.setblocking(True)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    more = pattern(sent, 1 << 20)
+    one.sendall(more)
+    sent += len(more)
+    one.close()
+print('sent', sent, flush=True)
+"""
+)
+"""One end sends without waiting while nothing carries the connection, and then goes on, or ends; the other reads."""
+
+QUIET = "/tmp/quiet"
+"""A file that the one that sends makes when it does nothing more, with the connection by a lane."""
+
+CHAIN = "add table ip hole; add chain ip hole out { type filter hook output priority 0; }"
+HOLE = f"add rule ip hole out tcp dport {PORT} drop; add rule ip hole out tcp sport {PORT} drop"
+"""TCP brings nothing from one end to the other."""
+
+
+PENDS = f"{PENDING} {PENDING} 1 1 0 0"
+"""What is sent, by how much SIOCOUTQ grows, and whether poll() and an edge say that there is room, before and after."""
+
+
+REFUSES = "0 0 1 1 0 0 0 0"
+"""The same after a call that a lane does not carry: it waits, and all that follow do."""
+
+
+@pytest.mark.parametrize("then", ["more", "shut", "close", "full", "unread", "urgent"])
+def test_sends_while_nothing_carries(stage: str, streams: Streams, then: str) -> None:
+    """A call that does not wait sends 16 KiB while a connection cannot go back; all of it comes, in its place.
+
+    With `full` the peer's program has read nothing before, and with `unread` it does not until the connection is back.
+    The peer's module keeps what is in the ring, so that as a rule nothing is sent twice.
+    """
+    host = streams.host
+    streams.leave_after(1)
+
+    def states() -> list[str]:
+        listed = [host.run(inside(end, BIN / "vmloop", "--guest", "streams", "--json")).out for end in "ab"]
+        return [one["state"] for end in listed for one in json.loads(end)]
+
+    with host.popen(inside("b", "python3", "-c", SEND, "serve", "-", PORT, then)) as server:
+        server.wait_for("ready", 60)
+        with host.popen(inside("a", "python3", "-c", SEND, "run", IP[1], PORT, then, QUIET)) as client:
+            pid = client.wait_for(r"pid (\d+)", 60)[1]
+            until(lambda: streams.counter("tx_bytes") > 10, 30, "bytes go by a lane")
+            streams.leave_after(NEVER)
+            for end in "ab":
+                host.run(inside(end, "nft", CHAIN))
+            # At once: a lane that nobody uses is given back.
+            holes = " && ".join(" ".join(map(shlex.quote, inside(end, "nft", HOLE))) for end in "ab")
+            host.run(
+                f"rm -f {QUIET}; kill -TERM {pid}; until [ -e {QUIET} ]; do kill -0 {pid} && sleep 0.01 || exit; done; "
+                f"{holes} && echo 1 >{PARAMETERS}/go_back"
+            )
+            until(lambda: states() == ["going-back", "going-back"], 30, "nothing carries the connection")
+            client.terminate()
+            said = client.wait_for(r"pending (.*)", 30)[1]
+            for end in "ab":
+                host.run(inside(end, "nft", "delete table ip hole"))
+            if then == "unread":
+                until(lambda: states()[:1] == ["tcp"], 60, "the sender's end is back")
+            if then in ("full", "unread"):
+                server.terminate()
+            sent = client.wait_for(r"sent (\d+)", 90)[1]
+            assert said == (REFUSES if then == "urgent" else PENDS)
+            if then not in ("shut", "close"):
+                assert client.wait_for(r"edge (.*)", 30)[1].split() == ["1", "1"]
+            assert client.wait(60).code == 0, client.err
+        assert server.wait_for(r"came (\d+)", 60)[1] == sent
+    assert streams.counter("reset") == 0
+
+
+URGENT = (
+    CONNECT
+    + """
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+one.setblocking(True)
+if role == 'run':
+    one.send(b'a')
+    one.send(b'!', socket.MSG_OOB)
+    print('sent', flush=True)
+    signal.sigwait([signal.SIGTERM])
+    one.send(b'b')
+    one.close()
+else:
+    came = one.recv(100)
+    signal.sigwait([signal.SIGTERM])
+    while part := one.recv(100):
+        came += part
+    print('came', came, flush=True)
+"""
+)
+"""One end sends an urgent byte as its last; the other reads what is before, and the rest when it is told to."""
+
+
+def test_urgent_byte_before_a_lane(stage: str, streams: Streams) -> None:
+    """A connection that has sent an urgent byte stays on TCP: a reader who skips it must not read what is ours."""
+    host = streams.host
+    streams.leave_after(1)
+    with host.popen(inside("b", "python3", "-c", URGENT, "serve", "-", PORT)) as server:
+        server.wait_for("ready", 60)
+        with host.popen(inside("a", "python3", "-c", URGENT, "run", IP[1], PORT)) as client:
+            client.wait_for("sent", 60)
+            # For a lane to come up, if there is one, and to go.
+            host.run(f"sleep 1; echo 1 >{PARAMETERS}/go_back; sleep 0.2")
+            assert streams.counter("paired") == 0
+            server.terminate()
+            client.terminate()
+            assert server.wait_for(r"came (.*)", 60)[1] == "b'ab'"
+    assert (streams.counter("rx_bytes"), streams.counter("reset")) == (0, 0)
