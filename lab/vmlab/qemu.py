@@ -23,6 +23,7 @@ QEMU_UID = 64055
 # one it does not, and copies and clears memory two to three times slower.
 # Without CX16: each CMPXCHG16B would stop all other CPUs (docs/lab.md).
 TCG_CPU = "max,family=15,model=107,stepping=1,-cx16,-erms,-fsrm,-rdtscp,-xsave,-avx,-avx2"
+TCG_CPU_CX16 = TCG_CPU.replace(",-cx16", "")  # the same with it
 
 # Under TCG every FXRSTOR of any CPU rewrites a word of CPU 0's state
 # (cpu_clear_ignne() on first_cpu, no lock) that also holds the flags of VMRUN:

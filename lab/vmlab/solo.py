@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from . import accel, kernels
 from .errors import VmlabError
 from .kinds import HostKind, Outer
-from .qemu import TCG_CPU, linux, outer_command, smp
+from .qemu import TCG_CPU_CX16, linux, outer_command, smp
 
 if TYPE_CHECKING:
     from .machine import Guest
@@ -47,10 +47,11 @@ class Solo(HostKind):
 
     def outer_command(self, outer: Outer) -> list[str]:
         # No guest is run in it, so that what TCG gets wrong about that takes no CPU away.
-        cpu = ["-accel", "kvm", "-cpu", "host"]
+        cpu, append = ["-accel", "kvm", "-cpu", "host"], outer.append
         if outer.accelerator == "tcg":
-            cpu = ["-accel", "tcg,thread=multi", "-cpu", TCG_CPU]
-        boot = linux(outer, kernels.build_initramfs(outer.kernel), {"kind": self.name}, outer.append)
+            # Some programs are built for CPUs with CMPXCHG16B (Debian's haproxy); the kernel does without.
+            cpu, append = ["-accel", "tcg,thread=multi", "-cpu", TCG_CPU_CX16], f"clearcpuid=cx16 {append}"
+        boot = linux(outer, kernels.build_initramfs(outer.kernel), {"kind": self.name}, append)
         return outer_command(outer, [*cpu, "-smp", smp(outer.cpus or CPUS)], boot)
 
     def _refuse(self) -> NoReturn:

@@ -18,7 +18,7 @@ from .errors import CommandFailed, GuestFailed, VmlabError
 from .kinds import HostKind, Outer, bridge_port
 from .paths import CACHE, REPO
 from .process import environment
-from .qemu import TCG_CPU, GuestSpec, append_line, outer_command
+from .qemu import TCG_CPU, TCG_CPU_CX16, GuestSpec, append_line, outer_command
 
 if TYPE_CHECKING:
     from .machine import Guest
@@ -58,7 +58,7 @@ CLOCK = "clocksource=xen"
 # guest, and it does nothing (validate() in Xen's pv/emul-priv-op.c, "cli / sti").
 # An event between the two words gives one piece of memory out twice, and dom0
 # dies of it some time later.
-PV_TCG_CPU = TCG_CPU.replace(",-cx16", "")
+PV_TCG_CPU = TCG_CPU_CX16
 
 # A CPU whose clock counts instructions must know before an instruction that it
 # reads the clock. QEMU 10 knows that of MMIO and of RDTSC, not of RDMSR: where
