@@ -12,34 +12,60 @@ from .machine import THERE, Machine
 from .result import Run
 from .suite import LONGEST
 
-SUITE = "bookworm"
-PACKAGES = (
-    "bash",
-    "coreutils",
-    "curl",
-    "dash",
-    "diffutils",
-    "findutils",
-    "grep",
-    "haproxy",
-    "hostname",
-    "mawk",
-    "postgresql-15",
-    "postgresql-server-dev-15",
-    "procps",
-    "redis-server",
-    "sed",
-    "socat",
-    "tcl",
-    "util-linux",
-    "varnish",
+
+@dataclass(frozen=True)
+class Programs:
+    """Packages of a suite of Debian's, which are unpacked into one root."""
+
+    suite: str
+    packages: tuple[str, ...]
+    compiler: bool = False
+    """They compile while they run."""
+
+    @property
+    def root(self) -> str:
+        """Where they are in the machine."""
+        return f"/tmp/{self.suite}"
+
+    def unpacked(self) -> Path:
+        """Their files, on the outside; not to be changed."""
+        return suites.unpack(self.suite, self.packages, with_dependencies=True)
+
+    def version(self, package: str) -> str:
+        """Of one of them."""
+        fetched = suites.fetch(self.suite, self.packages, with_dependencies=True)
+        return next(one.version for one in fetched if one.name == package)
+
+
+BOOKWORM = Programs(
+    "bookworm",
+    (
+        "bash",
+        "coreutils",
+        "curl",
+        "dash",
+        "diffutils",
+        "findutils",
+        "grep",
+        "haproxy",
+        "hostname",
+        "mawk",
+        "postgresql-15",
+        "postgresql-server-dev-15",
+        "procps",
+        "redis-server",
+        "sed",
+        "socat",
+        "tcl",
+        "util-linux",
+        "varnish",
+    ),
 )
-ROOT = "/tmp/debian"
-
-
-def unpacked() -> Path:
-    """Their files, on the outside; not to be changed."""
-    return suites.unpack(SUITE, PACKAGES, with_dependencies=True)
+TRIXIE = Programs(
+    "trixie",
+    ("bash", "coreutils", "dash", "findutils", "grep", "hostname", "mawk", "procps", "sed", "util-linux", "varnish"),
+    True,
+)
 
 
 def redirect(root: Path) -> None:
@@ -64,24 +90,30 @@ class Tests:
     """What a run came to, from what the script says."""
     user: int = 0
     """For those that do not run as root."""
+    programs: Programs = BOOKWORM
+    upstream: bool = False
+    """The source is without Debian's patches."""
 
     def version(self, machine: Machine) -> str:
         """Of the package."""
-        fetched = suites.fetch(SUITE, PACKAGES, with_dependencies=True)
-        return next(one.version for one in fetched if one.name == self.package)
+        return self.programs.version(self.package)
 
     def prepare(self, machine: Machine) -> None:
         """The programs, and the tests below their root."""
-        place = f"{ROOT}/{self.name}"
-        roots.place(machine.host, roots.build("suites", SUITE, PACKAGES, redirect, THERE), ROOT)
+        programs = self.programs
+        place = f"{programs.root}/{self.name}"
+        packed = roots.build(
+            f"suites-{programs.suite}", programs.suite, programs.packages, redirect, THERE, compiler=programs.compiler
+        )  # fmt: skip
+        roots.place(machine.host, packed, programs.root)
         # Those of the namespace.
-        machine.inside(f"cp /etc/hosts {ROOT}/etc/hosts")
-        source = suites.source(SUITE, self.source)
-        identity = (outside.version(source), unpacked().name)
+        machine.inside(f"cp /etc/hosts {programs.root}/etc/hosts")
+        source = suites.source(programs.suite, self.source, upstream=self.upstream)
+        identity = (outside.version(source), programs.unpacked().name)
         machine.unpack(outside.made(self.name, identity, self.build, source), place)
         machine.inside(f"chown -R {self.user} {place}")
 
     def run(self, machine: Machine) -> Run:
         """As the script does it, in the root, below the machine's namespace."""
-        said = machine.inside(roots.command(ROOT, self.script, self.user), timeout=2 * LONGEST)
+        said = machine.inside(roots.command(self.programs.root, self.script, self.user), timeout=2 * LONGEST)
         return self.read(machine.keep(self.name, said))

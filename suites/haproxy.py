@@ -1,34 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0
-"""haproxy's own tests, reg-tests of Debian's source package, run by varnishtest as clients and servers."""
+"""haproxy's own tests, reg-tests of Debian's source package."""
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from . import debian, outside
-from .result import Run
-
-LIMIT = 10
-"""Seconds for one of them."""
-WORDS = {0: "passed", 77: "skipped"}
-
-LOOP = f"""\
-cd /haproxy/reg-tests
-for test in */*.vtc; do
-	HAPROXY_PROGRAM=/usr/sbin/haproxy TMPDIR=/tmp varnishtest -t {LIMIT} "$test" >/tmp/one.log 2>&1
-	status=$?
-	[ $status = 0 ] || cat /tmp/one.log
-	echo "$test $status"
-done
-echo "$(ls */*.vtc | wc -l) files"
-"""
-
-
-def run_of(text: str) -> Run:
-    """What a run came to, from lines of a test's file and its status."""
-    found = {name: WORDS.get(int(code), "failed") for name, code in re.findall(r"^(\S+\.vtc) (\d+)$", text, flags=re.M)}
-    files = re.search(r"^(\d+) files$", text, flags=re.M)
-    return Run(found, 0, "" if files and int(files[1]) == len(found) else f"only {len(found)} files")
+from . import debian, outside, vtc
 
 
 def build(scratch: Path, source: Path) -> Iterable[str]:
@@ -38,5 +14,6 @@ def build(scratch: Path, source: Path) -> Iterable[str]:
     return ["reg-tests"]
 
 
-SUITES = (debian.Tests("haproxy", "haproxy", "haproxy", build, LOOP, run_of),)
+SCRIPT = vtc.script("/haproxy/reg-tests", "*/*.vtc", "HAPROXY_PROGRAM=/usr/sbin/haproxy")
+SUITES = (debian.Tests("haproxy", "haproxy", "haproxy", build, SCRIPT, vtc.run_of),)
 """All of its tests; those that its package's features or this varnishtest do not allow fail."""

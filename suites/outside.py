@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from vmlab import VmlabError, archive
+from vmlab import VmlabError, archive, suites
 
 from .machine import THERE
 
@@ -31,7 +31,9 @@ def run(words: list[str | Path], what: str, cwd: Path | None = None, **environme
 
 
 def version(source: Path) -> str:
-    """Of a source package."""
+    """Of a source package; or which archive it was, of a source as its project has it."""
+    if not (source / "debian/changelog").exists():
+        return (source / suites.ARCHIVE).read_text()
     return (source / "debian/changelog").read_text().partition("(")[2].partition(")")[0]
 
 

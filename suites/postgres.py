@@ -48,7 +48,7 @@ def run_of(text: str) -> Run:
 def build(scratch: Path, source: Path) -> Iterable[str]:
     """The tests, and the library of theirs that the server loads."""
     tests = source / "src/test/regress"
-    files = debian.unpacked()
+    files = debian.BOOKWORM.unpacked()
     for name in DIRECTORIES:
         if (tests / name).is_dir():
             outside.copy(tests / name, scratch / name)

@@ -44,6 +44,8 @@ class Run:
     cut: str = ""
     """Why not all of it ran; empty if it went to its end."""
     seconds: float = 0
+    again: list[str] = field(default_factory=list)
+    """Tests that failed at first, and came to what is in ``results`` when they were run again."""
 
 
 @dataclass

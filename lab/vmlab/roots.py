@@ -41,6 +41,8 @@ LEFT_OUT = (
     "usr/bin/python3*",
 )
 """What is large, and not run: compilers, documentation; and what a database compiles queries with."""
+COMPILER = ("usr/include", "usr/lib/gcc", "usr/lib/x86_64-linux-gnu/*.a")
+"""What of that a program needs that compiles while it runs."""
 MOUNTED = ("proc", "sys", "dev")
 PASSWD = f"root:x:0:0::/root:/bin/sh\ntester:x:{USER}:{USER}::/tmp:/bin/sh\n"
 GROUP = f"root:x:0:\ntester:x:{USER}:\n"
@@ -52,26 +54,29 @@ def build(
     packages: Iterable[str],
     change: Callable[[Path], None] | None = None,
     identity: object = None,
+    compiler: bool = False,
 ) -> Path:
     """The archive of a root with packages of a suite and all that they need; made once.
 
-    ``change`` may alter the root before it is packed; what that depends on is in ``identity``. Raises VmlabError.
+    ``change`` may alter the root before it is packed; what that depends on is in ``identity``. With ``compiler``, it
+    can compile C. Raises VmlabError.
     """
+    left_out = [pattern for pattern in LEFT_OUT if not compiler or pattern not in COMPILER]
     unpacked = suites.unpack(suite, packages, with_dependencies=True)
 
     def make(scratch: Path) -> list[str]:
         shutil.copytree(unpacked, scratch, symlinks=True, dirs_exist_ok=True)
-        _trim(scratch)
+        _trim(scratch, left_out)
         if change:
             change(scratch)
         return ["."]
 
-    return archive.made("roots", name, (unpacked.name, LEFT_OUT, PASSWD, identity), make)
+    return archive.made("roots", name, (unpacked.name, left_out, PASSWD, identity), make)
 
 
-def _trim(root: Path) -> None:
+def _trim(root: Path, left_out: Iterable[str]) -> None:
     """Leave out what is large, and add what scripts of packages would."""
-    for pattern in LEFT_OUT:
+    for pattern in left_out:
         for path in root.glob(pattern):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

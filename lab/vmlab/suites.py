@@ -76,6 +76,9 @@ Dir::Cache::SrcPkgCache "";
 Dir::Log "{top}/state";
 """
 
+ARCHIVE = ".archive"
+"""The file that says which archive a source was."""
+
 LINKS = ("bin", "lib", "lib64", "sbin")
 """What base-files makes links to /usr of, which is not installed with an unpacked package."""
 
@@ -200,6 +203,17 @@ def _download_source(top: Path, name: str) -> Path:
     return top / "deb" / described.group(1)
 
 
+def _download_upstream(top: Path, name: str) -> Path:
+    """Have apt fetch what of a source package is its project's; the archive."""
+    what = f"download the project's source of {name} of {top.name}"
+    words = ("source", "--download-only", "--tar-only")
+    listed = re.search(r"'\S+' (\S+\.orig\.tar\.\w+) ", _run(_apt(top, *words, "--print-uris", name), what))
+    if not listed:
+        raise VmlabError(f"{what}: apt names no archive")
+    _run(_apt(top, *words, name), what, cwd=top / "deb")
+    return top / "deb" / listed.group(1)
+
+
 def fetch(suite: str, names: Iterable[str], *, with_dependencies: bool = False) -> list[Package]:
     """Download packages of a suite, such as ``trixie``, ``trixie-backports`` or ``sid``.
 
@@ -227,21 +241,28 @@ def _package(path: Path) -> Package:
     return Package(name, urllib.parse.unquote(version), path)
 
 
-def source(suite: str, name: str) -> Path:
+def source(suite: str, name: str, *, upstream: bool = False) -> Path:
     """The source of a package, unpacked, with Debian's patches; not to be changed.
 
-    Made once: remove .cache/suites/SUITE-source to have a newer one. Raises VmlabError.
+    ``upstream``: without those, as its project has it, and the name of its archive in the file ARCHIVE. Made once:
+    remove .cache/suites/SUITE-source to have a newer one. Raises VmlabError.
     """
     with _locked(f"{suite}-source") as top:
-        tree = top / "tree" / name
+        tree = top / "tree" / (f"{name}.orig" if upstream else name)
         if not tree.exists():
-            described = _by_lists(top, suite, "deb-src", lambda: _download_source(top, name))
-            new = tree.with_suffix(".new")
+            download = _download_upstream if upstream else _download_source
+            file = _by_lists(top, suite, "deb-src", lambda: download(top, name))
+            new = tree.with_name(f"{tree.name}.new")
             shutil.rmtree(new, ignore_errors=True)
             new.parent.mkdir(exist_ok=True)
             # apt has checked it, by the keys of the mirror.
-            words: list[str | Path] = ["dpkg-source", "--no-check", "-x", described, new]
-            _run(words, f"unpack {described.name}")
+            words: list[str | Path] = ["dpkg-source", "--no-check", "-x", file, new]
+            if upstream:
+                new.mkdir()
+                words = ["tar", "-xf", file, "--strip-components=1", "--no-same-owner", "-C", new]
+            _run(words, f"unpack {file.name}")
+            if upstream:
+                (new / ARCHIVE).write_text(file.name)
             new.rename(tree)
     return tree
 

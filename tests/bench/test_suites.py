@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """What suites/ makes of reports, without a machine."""
 
-from suites import go, haproxy, libuv, outside, postgres, redis
+from suites import go, libuv, outside, postgres, redis, vtc
 from suites.result import Comparison, Run, count, of_junit
 
 REPORT = """<testsuites tests="4">
@@ -79,8 +79,9 @@ def test_what_suites_say():
     assert (one.results, one.cut) == ({"one": "passed", "two": "failed", "three": "skipped"}, "")
 
     said = "a/b.vtc 0\n*** h1 c.vtc 1\nd/e.vtc 77\nf.vtc 2\n"
-    assert haproxy.run_of(said).cut and haproxy.run_of(said + "4 files\n").cut
-    one = haproxy.run_of(said + "3 files\n")
+    assert vtc.run_of(said).cut and vtc.run_of(said + "4 files\n").cut
+    one = vtc.run_of("a/b.vtc failed, try 1\nf.vtc failed, try 1\n" + said + "3 files\n")
+    assert one.again == ["a/b.vtc"]
     assert (one.results, one.cut) == ({"a/b.vtc": "passed", "d/e.vtc": "skipped", "f.vtc": "failed"}, "")
 
     said = (
