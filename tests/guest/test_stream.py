@@ -190,8 +190,8 @@ def test_without_packets(stage: str, streams: Streams) -> None:
     assert streams.states() == {"up"}
 
 
-ECHO = """
-import select, socket, sys
+CONNECT = """
+import fcntl, os, select, signal, socket, struct, sys, termios, time
 role, address, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
 if role == 'serve':
     print('ready', flush=True)
@@ -200,6 +200,12 @@ if role == 'serve':
 else:
     one = socket.create_connection((address, port))
 one.setblocking(False)
+"""
+"""The beginning of programs that have one connection: `serve - PORT` accepts it, `run HOST PORT` makes it."""
+
+ECHO = (
+    CONNECT
+    + """
 waits = select.epoll()
 waits.register(one, select.EPOLLIN)
 events = in_vain = owed = 0
@@ -236,25 +242,31 @@ while True:
     except BrokenPipeError:
         owed = 0
 """
+)
 """A program at each end that sends back what comes, and counts how often poll() promised bytes, and when in vain."""
 
 
-@pytest.mark.main("poll() promised bytes that recv() did not have: libuv's tests")
-def test_poll_promises(stage: str, streams: Streams) -> None:
-    """While connections go to lanes and back, what poll() says is readable can be read."""
+def to_lanes_and_back(streams: Streams, program: str, port: int = PORT) -> list[list[int]]:
+    """The last words of both ends of a program whose connection goes to a lane and back again and again."""
     host = streams.host
     streams.leave_after(1)
-    with host.popen(inside("b", "python3", "-c", ECHO, "serve", "-", PORT)) as server:
+    with host.popen(inside("b", "python3", "-c", program, "serve", "-", port)) as server:
         server.wait_for("ready", 60)
         with (
-            host.popen(inside("a", "python3", "-c", ECHO, "run", IP[1], PORT)) as client,
+            host.popen(inside("a", "python3", "-c", program, "run", IP[1], port)) as client,
             host.popen(f"while :; do echo 1 >{PARAMETERS}/go_back; sleep 0.01; done"),
         ):
             until(lambda: streams.counter("back") >= 200 or client.poll() is not None, 90, "lanes that came and went")
             client.terminate()
             said = [one.wait(60) for one in (client, server)]
     assert [one.code for one in said] == [0, 0], [one.err for one in said]
-    for events, in_vain in (map(int, one.out.splitlines()[-1].split()) for one in said):
+    return [list(map(int, one.out.splitlines()[-1].split())) for one in said]
+
+
+@pytest.mark.main("poll() promised bytes that recv() did not have: libuv's tests")
+def test_poll_promises(stage: str, streams: Streams) -> None:
+    """While connections go to lanes and back, what poll() says is readable can be read."""
+    for events, in_vain in to_lanes_and_back(streams, ECHO):
         assert events > 200 and not in_vain, f"{in_vain} of {events} times there was nothing"
 
 

@@ -653,7 +653,7 @@ static bool go_on(struct stream *stream, int err)
 {
 	struct vmloop_lane *lane = stream->held;
 	enum stream_why why = READ_ONCE(stream->why_ended);
-	bool is_sent;
+	bool carried = stream->carried, is_sent;
 
 	mutex_lock(&stream->tx_ring);
 	is_sent = err || stream_pending_is_sent(stream);
@@ -676,11 +676,12 @@ static bool go_on(struct stream *stream, int err)
 	stream_lower_rcvbuf(stream);
 	stream_listen_no_more(stream);
 	release_sock(stream->sk);
-	if (stream->carried)
+	if (carried)
 		stream_count(STREAM_BACK, 1);
+	/* From here on the peer may open the next one. */
 	WRITE_ONCE(stream->held, NULL);
 	vmloop_lane_put(lane);
-	if (!stream->active && !stream->carried)
+	if (!stream->active && !carried)
 		stream_for_nothing(stream);
 	else
 		stream_not_now(stream, why);
