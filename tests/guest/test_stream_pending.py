@@ -27,6 +27,11 @@ def streams(lab: Lab) -> Iterator[Streams]:
         yield one
 
 
+def listed(streams: Streams, end: str) -> list[dict[str, str]]:
+    """What `vmloop streams` says in one of the namespaces."""
+    return list(json.loads(streams.host.run(inside(end, BIN / "vmloop", "--guest", "streams", "--json")).out))
+
+
 TURNS = (
     CONNECT
     + """
@@ -207,8 +212,7 @@ def test_sends_while_nothing_carries(stage: str, streams: Streams, then: str) ->
     streams.leave_after(1)
 
     def states() -> list[str]:
-        listed = [host.run(inside(end, BIN / "vmloop", "--guest", "streams", "--json")).out for end in "ab"]
-        return [one["state"] for end in listed for one in json.loads(end)]
+        return [one["state"] for end in "ab" for one in listed(streams, end)]
 
     with host.popen(inside("b", "python3", "-c", SEND, "serve", "-", PORT, then)) as server:
         server.wait_for("ready", 60)
@@ -272,8 +276,9 @@ def test_urgent_byte_before_a_lane(stage: str, streams: Streams) -> None:
         server.wait_for("ready", 60)
         with host.popen(inside("a", "python3", "-c", URGENT, "run", IP[1], PORT)) as client:
             client.wait_for("sent", 60)
-            # For a lane to come up, if there is one, and to go.
-            host.run(f"sleep 1; echo 1 >{PARAMETERS}/go_back; sleep 0.2")
+            # The byte alone would have asked for a lane.
+            stays = [("tcp", "stays")]
+            until(lambda: [(one["state"], one["why"]) for one in listed(streams, "a")] == stays, 30, "it stays on TCP")
             assert streams.counter("paired") == 0
             server.terminate()
             client.terminate()

@@ -52,7 +52,7 @@ MODULE_PARM_DESC(keep_alive, "seconds after which TCP acknowledges once more whi
 
 unsigned long stream_unsent_max;
 module_param_named(unsent_max, stream_unsent_max, ulong, 0644);
-MODULE_PARM_DESC(unsent_max, "bytes that all connections together keep of what their peers have not answered for since a lane ended; what is beyond is reset (default: a 64th of the memory, 16 MiB at least; one peer has three quarters of what the others leave); half as much is kept beside of what programs send while nothing carries a connection");
+MODULE_PARM_DESC(unsent_max, "bytes that all connections together keep of what their peers have not answered for since a lane ended; what is beyond is reset (default: a 64th of the memory, 16 MiB at least; one peer has three quarters of what the others leave); what programs send while nothing carries a connection may take half as much beside");
 
 static int set_owner_share(const char *value, const struct kernel_param *parameter)
 {

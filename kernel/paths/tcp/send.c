@@ -212,7 +212,7 @@ static int send_once(struct stream *stream, struct msghdr *msg, size_t size,
 	if (test_bit(STREAM_SHUT, &stream->flags))
 		return -EPIPE;
 	if (READ_ONCE(stream->tx) == STREAM_TX_TCP) {
-		/* Where a reader skips an urgent byte, TCP reads on behind it: a lane may begin. */
+		/* A reader that skips an urgent byte reads on behind it, where a lane may begin. */
 		if (msg->msg_flags & MSG_OOB)
 			stream_leave(stream);
 		return by_tcp(stream, msg, size);
