@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from vmlab import Lab
+from vmlab import Host, Lab
 from vmlab.process import Process
 
 from tests.guest.net import BIN, TOOLS, Transfer, until
@@ -93,13 +93,16 @@ def test_stream(stage: str, streams: Streams) -> None:
 def test_loading(stage: str, streams: Streams, request: pytest.FixtureRequest) -> None:
     """The module comes and goes under connections, and each time those that are new get lanes."""
     host = streams.host
-    with duplex(streams, 12, 3600) as old:
-        for number in range(request.config.getoption("--loads")):
+    loads = request.config.getoption("--loads")
+    # As in test_switching: without a rest the module's end waits for what TCP has to bring.
+    pause = 0 if loads < 20 else 20
+    with duplex(streams, 12, 3600, pause=pause) as old:
+        for number in range(loads):
             if number:
                 streams.load_stream()
             streams.leave_after(1)
             # What listened before the module came is not taken over.
-            with duplex(streams, 4, 3600, PORT + 1) as new:
+            with duplex(streams, 4, 3600, PORT + 1, pause) as new:
                 until(lambda: streams.counter("rx_bytes") > 1 << 20 or new.poll() is not None, 60, "bytes by lanes")
                 host.run("rmmod vmloop_tcp", timeout=90)
                 new.terminate()
@@ -144,6 +147,35 @@ def test_switching(stage: str, streams: Streams, request: pytest.FixtureRequest)
     assert json.loads(result.out)["received"] > 1 << 20
     assert streams.counter("back") >= 2 * switches and streams.counter("reset") == 0
     assert streams.counter("rx_bytes") > 1 << 20
+
+
+def test_switching_without_memory(stage: str, streams: Streams) -> None:
+    """Connections go to lanes and back while TCP has no more memory than each socket is sure of."""
+    host = streams.host
+    before = host.run("sysctl -n net.ipv4.tcp_mem").out
+    streams.leave_after(1)
+    with duplex(streams, 4, 600) as client:
+        until(lambda: streams.counter("paired") > 0, 60, "lanes")
+        host.run("sysctl -qw net.ipv4.tcp_mem='1 1 1'")
+        try:
+            refused = memory_refusals(host)
+            with host.popen(f"while :; do echo 1 >{PARAMETERS}/go_back; sleep 0.1; done"):
+                target = streams.counter("back") + 60
+                until(lambda: streams.counter("back") >= target or client.poll() is not None, 240, "lanes that ended")
+            assert memory_refusals(host) > refused, "TCP had memory"
+        finally:
+            host.run(["sysctl", "-qw", f"net.ipv4.tcp_mem={before.strip()}"])
+        client.terminate()
+        result = client.wait(60)
+    assert result.code == 0, result.err
+    assert streams.counter("reset") == 0
+
+
+def memory_refusals(host: Host) -> int:
+    """How often TCP of either namespace has dropped what came, or pruned a queue, for want of memory."""
+    names = ("TcpExtPruneCalled", "TcpExtTCPRcvQDrop", "TcpExtTCPRcvCollapsed", "TcpExtTCPMemoryPressures")
+    text = "".join(host.run(inside(name, "nstat", "-asz", *names)).out for name in ("a", "b"))
+    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Tcp"))
 
 
 HOLE = (

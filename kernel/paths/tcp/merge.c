@@ -41,13 +41,43 @@ static struct sk_buff *make(unsigned int size)
 	return skb;
 }
 
-/* The socket pays for an skb, as for each in its queue. */
-static bool charge(struct sock *sk, struct sk_buff *skb)
+/*
+ * The socket pays for so many bytes though TCP has reached its limit of memory (tcp_mem):
+ * sk_forced_mem_schedule() is TCP's own, but what a stream has beyond its send buffer is charged
+ * whatever the limit is. A program that asks meanwhile hears that it cannot write, and is told
+ * when that is over. The caller has bottom halves off.
+ */
+static bool pay_anyway(struct sock *sk, int size)
 {
-	if (!sk_rmem_schedule(sk, skb, skb->truesize))
-		return false;
-	skb_set_owner_r(skb, sk);
-	return true;
+	bool is_set = sk->sk_userlocks & SOCK_SNDBUF_LOCK, pays;
+	int had = sk->sk_sndbuf;
+
+	WRITE_ONCE(sk->sk_sndbuf, 0);
+	sk->sk_userlocks |= SOCK_SNDBUF_LOCK;
+	pays = sk_wmem_schedule(sk, size);
+	if (!is_set)
+		sk->sk_userlocks &= ~SOCK_SNDBUF_LOCK;
+	WRITE_ONCE(sk->sk_sndbuf, had);
+	sk->sk_write_space(sk);
+	return pays;
+}
+
+/*
+ * The socket pays for an skb, as for each in its queue; @must: whatever TCP's limit is. With bottom
+ * halves off, as where TCP receives: a cgroup at its limit is charged, and nobody waits until it
+ * has given memory back.
+ */
+static bool charge(struct sock *sk, struct sk_buff *skb, bool must)
+{
+	bool pays;
+
+	local_bh_disable();
+	pays = sk_rmem_schedule(sk, skb, skb->truesize) ||
+	       (must && pay_anyway(sk, skb->truesize));
+	local_bh_enable();
+	if (pays)
+		skb_set_owner_r(skb, sk);
+	return pays;
 }
 
 static void put_before(struct sock *sk, struct sk_buff *next, struct sk_buff *skb)
@@ -104,7 +134,10 @@ static int end_at(struct sock *sk, struct sk_buff *skb, u32 seq)
 	return 0;
 }
 
-/* A copy of a part of an skb, charged; NULL without memory. */
+/*
+ * A copy of a part of an skb, charged; NULL without memory. It takes the place of what is there
+ * already, so TCP's limit does not keep it away.
+ */
 static struct sk_buff *copy(struct sock *sk, const struct sk_buff *from,
 			    unsigned int offset, unsigned int size)
 {
@@ -124,7 +157,7 @@ static struct sk_buff *copy(struct sock *sk, const struct sk_buff *from,
 			goto err;
 		at += skb_frag_size(frag);
 	}
-	if (charge(sk, skb))
+	if (charge(sk, skb, true))
 		return skb;
 err:
 	kfree_skb(skb);
@@ -216,7 +249,8 @@ struct sk_buff *stream_merge_make(unsigned int size)
  * not there; the caller sets it back.
  *
  * Return: 0; -EAGAIN as long as TCP has not what is before them; -ENOMEM, with a part of
- * them put in; -EPROTO if the application has read what is behind that place.
+ * them put in, one skb at least if the application has read all that is before them; -EPROTO if
+ * it has read what is behind that place.
  */
 int stream_merge(struct sock *sk, u32 seq, struct sk_buff_head *kept)
 {
@@ -238,12 +272,12 @@ int stream_merge(struct sock *sk, u32 seq, struct sk_buff_head *kept)
 		return err;
 	__skb_queue_head_init(&ours);
 	while ((skb = skb_peek(kept))) {
-		if (!sk_rmem_schedule(sk, skb, skb->truesize)) {
+		/* Of a program that has read all, TCP takes one skb whatever its limit is. */
+		if (!charge(sk, skb, !bytes && seq == tcp_sk(sk)->copied_seq)) {
 			err = -ENOMEM;
 			break;
 		}
 		__skb_unlink(skb, kept);
-		skb_set_owner_r(skb, sk);
 		bytes += skb->len;
 		paid += skb->truesize;
 		__skb_queue_tail(&ours, skb);

@@ -176,8 +176,13 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int fl
 		got = -ERESTART;
 	}
 	mutex_unlock(&stream->rx_mutex);
-	if (got > 0 && !(flags & MSG_PEEK))
+	if (got > 0 && !(flags & MSG_PEEK)) {
 		stream_moved(stream, got, false);
+		/* poll() is to tell of what is kept, of which TCP without memory takes a part. */
+		if (source == FROM_TCP_BEFORE && got == limit &&
+		    !skb_queue_empty_lockless(&stream->kept))
+			stream_queue(stream, 0);
+	}
 	return got;
 }
 
@@ -191,10 +196,22 @@ static int nothing(struct sock *sk, bool end)
 	return end ? 0 : -EAGAIN;
 }
 
-/* Programs were told of what is kept: they need not wait for the work to make it TCP's. */
+/*
+ * Programs were told of what is kept: they need not wait for the work to make it TCP's. Where TCP
+ * has no memory, a part of it is.
+ */
 static int from_kept(struct stream *stream)
 {
-	return stream_merge_kept(stream) ? nothing(stream->sk, false) : -ERESTART;
+	int err = stream_merge_kept(stream);
+	u32 limit;
+
+	if (err == -ENOMEM) {
+		mutex_lock(&stream->rx_ring);
+		if (source_of(stream, &limit) == FROM_TCP_BEFORE)
+			err = 0;
+		mutex_unlock(&stream->rx_ring);
+	}
+	return err ? nothing(stream->sk, false) : -ERESTART;
 }
 
 /*

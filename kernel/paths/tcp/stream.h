@@ -270,7 +270,9 @@ struct stream_spin {
  * @kept_bytes: how many were kept in the life of the lane
  * @kept_most: how many may be kept: twice what the lane's rings could hold at once
  * @kept_memory: what those in @kept take, in bytes
- * @kept_next: how far TCP was when it last came nearer to those; of @work, as the next
+ * @kept_next: how far TCP was when it last came nearer to those, or they became fewer; of
+ *	@work, as the next two
+ * @kept_left: what they took then
  * @kept_since: when that was, in jiffies; 0: not looked at yet
  * @rcvbuf: the size of the receive buffer before it grew for those, and for the peer's
  *	answer
@@ -373,6 +375,7 @@ struct stream {
 	u32 kept_most;
 	long kept_memory;
 	u32 kept_next;
+	long kept_left;
 	unsigned long kept_since;
 	int rcvbuf;
 	int rcvbuf_set;

@@ -172,7 +172,7 @@ bool stream_hear(struct stream *stream)
 		vmloop_lane_ring(lane);
 	/* Whoever polls, and has not read yet, is to be woken. */
 	spin_lock_bh(&stream->lane_lock);
-	stream->seq = le32_to_cpu(hello.seq);
+	WRITE_ONCE(stream->seq, le32_to_cpu(hello.seq));
 	WRITE_ONCE(stream->heard, true);
 	WRITE_ONCE(stream->rx_told, lane->rx.tail);
 	if (!vmloop_ring_sleep(&lane->rx))
@@ -231,7 +231,7 @@ void stream_keep(struct stream *stream)
 		if (!skb)
 			break;
 		__skb_queue_tail(&stream->kept, skb);
-		stream->kept_memory += skb->truesize;
+		WRITE_ONCE(stream->kept_memory, stream->kept_memory + skb->truesize);
 		atomic_long_add(skb->truesize, &kept_memory);
 	}
 	stream->kept_bytes += at;
@@ -251,7 +251,7 @@ static void account_kept(struct stream *stream)
 	skb_queue_walk(&stream->kept, skb)
 		memory += skb->truesize;
 	atomic_long_sub(stream->kept_memory - memory, &kept_memory);
-	stream->kept_memory = memory;
+	WRITE_ONCE(stream->kept_memory, memory);
 }
 
 /**
@@ -751,19 +751,32 @@ static struct socket *orphan_of(const struct stream *stream)
 	return smp_load_acquire(&stream->orphan);
 }
 
-/* Whether what is kept of the stream takes memory that others need, for nothing. */
+/*
+ * Whether what is kept of the stream takes memory that others need, for nothing: TCP does not come
+ * nearer to it, and the program, which TCP without memory may wait for, does not read it.
+ */
 static bool is_stuck(struct stream *stream)
 {
 	u32 next = READ_ONCE(tcp_sk(stream->sk)->rcv_nxt);
+	long left = READ_ONCE(stream->kept_memory);
 
 	if (skb_queue_empty_lockless(&stream->kept))
 		return false;
-	if (!stream->kept_since || next - stream->kept_next >= KEPT_STEP) {
+	if (!stream->kept_since || next - stream->kept_next >= KEPT_STEP ||
+	    left < stream->kept_left) {
 		stream->kept_next = next;
+		stream->kept_left = left;
 		stream->kept_since = jiffies ?: 1;
 	}
 	return time_after(jiffies, stream->kept_since + KEPT_TIME) &&
 	       atomic_long_read(&kept_memory) > KEPT_MUCH;
+}
+
+/* Whether TCP has all that is before what is kept: memory, and so the program, is waited for. */
+static bool waits_for_program(const struct stream *stream)
+{
+	return !skb_queue_empty_lockless(&stream->kept) &&
+	       !before(READ_ONCE(tcp_sk(stream->sk)->rcv_nxt), READ_ONCE(stream->seq));
 }
 
 /* Whether the peer has had its time. One that has answered takes the rest as TCP's window says. */
@@ -775,6 +788,8 @@ static bool is_late(struct stream *stream)
 		time = ORPHAN_TIME;
 	else if (stream->answered)
 		return false;
+	else if (waits_for_program(stream))
+		return is_stuck(stream);
 	return is_stuck(stream) ||
 	       time_after(jiffies, READ_ONCE(stream->since) + time);
 }
