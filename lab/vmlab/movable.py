@@ -31,6 +31,9 @@ PROGRAMS = (
 
 EXTRA = ("/usr/libexec/coreutils/libstdbuf.so", "/etc/passwd", "/etc/group", "/etc/protocols", "/etc/services")
 
+MODULES = ("tcp_diag",)
+"""Of the kernel's own: with it, ss says how many bytes a connection has carried."""
+
 MERGED = ("bin", "sbin", "lib", "lib64")
 """Links into usr, as in the outside's root."""
 
@@ -84,10 +87,11 @@ def applets() -> list[str]:
 
 
 def module_paths(tree: Path) -> list[Path]:
-    """The checkout's modules in a staged tree, what they depend on, and depmod's files."""
+    """The checkout's modules in a staged tree, those of ``MODULES``, what they depend on, and depmod's files."""
     depends = dict(line.split(":", 1) for line in (tree / "modules.dep").read_text().splitlines())
     found: list[str] = []
-    for name in [one for one in depends if one.startswith("updates/")]:
+    wanted = [name for name in depends if name.startswith("updates/") or Path(name).name.partition(".")[0] in MODULES]
+    for name in wanted:
         found += [name, *depends[name].split()]
     return [*sorted(tree.glob("modules.*")), *(tree / name for name in dict.fromkeys(found))]
 

@@ -10,6 +10,8 @@ from .errors import VmlabError
 
 REPO = Path(__file__).resolve().parents[2]
 LAB_SOURCE = REPO / "lab"
+RELAY = LAB_SOURCE / "vmlab/relay.py"
+"""What carries a domain, or an archive, over a host's network."""
 CACHE = (REPO / ".cache").resolve()
 """Its real path: machines see the outside below a root of their own, where a link would lead elsewhere."""
 KERNELS = CACHE / "kernels"

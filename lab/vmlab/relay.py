@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The line over which one host's xl sends a guest to the other's.
+"""The line over which one host's xl sends a guest to the other's, and a host an archive to its guest.
 
 Run inside dom0, by what Python the outside has; uses nothing else of the lab.
 

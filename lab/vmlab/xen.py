@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from . import accel, kernels, movable, programs
 from .errors import CommandFailed, GuestFailed, VmlabError
 from .kinds import HostKind, Outer, bridge_port
-from .paths import CACHE, REPO
+from .paths import CACHE, RELAY, REPO
 from .process import environment
 from .qemu import TCG_CPU, TCG_CPU_CX16, GuestSpec, append_line, outer_command
 
@@ -38,7 +38,6 @@ MOVABLE_BOOT_MODULES = GUEST_BOOT_MODULES[:1]
 
 TOOLS = f"/usr/lib/xen-{VERSION}/bin"
 XL = f"{TOOLS}/xl"
-RELAY = REPO / "lab/vmlab/relay.py"
 """The line between two xl, run inside dom0."""
 ARRIVED = "vmlab: it has arrived"
 """In xl's log at the destination: the guest runs there."""

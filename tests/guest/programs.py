@@ -8,14 +8,14 @@ breaks ends by itself, or says so.
 import json
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from vmlab import Guest, roots
 from vmlab.process import Process
 
-from tests.guest.net import HERE, Net, at_once, until
+from tests.guest.net import HERE, at_once, until
 
 SUITE = "bookworm"
 PACKAGES = (
@@ -116,37 +116,57 @@ PROGRAMS = (
     ),
 )
 
+[SSH_PROGRAM] = [one for one in PROGRAMS if one.name == "ssh"]
+
 
 class Running:
-    """All programs at work."""
+    """All programs at work.
 
-    def __init__(self, net: Net, client: Guest, server: Guest) -> None:
-        self.net = net
+    ``slow`` is by how much things may take longer. Where the server's guest moves, nothing of the outside's may have a
+    line to what runs in it (``moves``). Where memory for lanes is scarce, connections may stay on TCP for want of it.
+    """
+
+    def __init__(self, client: Guest, server: Guest, slow: float, moves: bool = False, scarce: bool = False) -> None:
         self.client = client
         self.server = server
+        self.slow = slow
+        self.moves = moves
+        self.scarce = scarce
         self.clients: dict[Program, Process] = {}
-        self.servers: dict[Program, Process] = {}
         self.standing: dict[str, str] = {}
         """How the module says that each connection stands, by local address."""
 
-    def start(self, program: Program, stack: ExitStack) -> None:
-        """A server, then its client."""
+    def start(self, stack: ExitStack) -> None:
+        """All servers, then all clients: these take the CPUs that a server needs to begin."""
 
         def at(script: str) -> str:
-            return script.replace("SERVER", self.server.ip)
+            return roots.command(ROOT, script.replace("SERVER", self.server.ip))
 
+        ends = {program: self.serve(program, stack) for program in PROGRAMS}
+        for program, has_ended in ends.items():
+
+            def serves(program: Program = program, has_ended: Callable[[], str] = has_ended) -> bool:
+                end = has_ended()
+                assert not end, f"{program.name} ended: {end}"
+                return self.client.run(at(f"nc.openbsd -z SERVER {program.port}"), check=False).code == 0
+
+            until(serves, 90 * self.slow, f"{program.name} serves")
+        for program in PROGRAMS:
+            self.client.run(at(program.prepare), timeout=120 * self.slow)
+        for program in PROGRAMS:
+            self.clients[program] = stack.enter_context(self.client.popen(at(program.client)))
+
+    def serve(self, program: Program, stack: ExitStack) -> Callable[[], str]:
+        """Start a server; what is returned says how it ended, if it has."""
         serve = roots.command(ROOT, program.serve, program.user)
-        self.servers[program] = stack.enter_context(self.server.popen(serve))
-        look = roots.command(ROOT, f"nc.openbsd -z {self.server.ip} {program.port}")
-
-        def serves() -> bool:
-            code = self.servers[program].poll()
-            assert code is None, f"{program.name} ended with {code}: {self.servers[program].err}"
-            return self.client.run(look, check=False).code == 0
-
-        until(serves, 90 * self.net.slow, f"{program.name} serves")
-        self.client.run(roots.command(ROOT, at(program.prepare)), timeout=120 * self.net.slow)
-        self.clients[program] = stack.enter_context(self.client.popen(roots.command(ROOT, at(program.client))))
+        if not self.moves:
+            server = stack.enter_context(self.server.popen(serve))
+            return lambda: "" if server.poll() is None else f"{server.poll()}: {server.err}"
+        file = f"/tmp/{program.name}"
+        self.server.run(f"cat >{file}.sh", stdin=f"echo $$ >{file}.pid\n({serve})\necho $? >{file}.end\n")
+        self.server.run(f"rm -f {file}.end; setsid -f sh {file}.sh >{file}.log 2>&1 </dev/null")
+        stack.callback(self.server.run, f"pkill -KILL -s $(cat {file}.pid)", check=False)
+        return lambda: str(self.server.run(f"cat {file}.end && cat {file}.log", check=False).out)
 
     def lanes(self) -> dict[int, dict[str, int]]:
         """Bytes of each connection that lanes have carried, by local address, of each program by its port."""
@@ -173,10 +193,10 @@ class Running:
     def go_on(self, by_lanes: bool = False) -> None:
         """Wait until each connection of each program has carried more; of a program whose do not last, any of them.
 
-        Between domains of Xen's a connection may stay on TCP for want of memory: there is some for ten lanes.
+        Between domains of Xen's there is memory for ten lanes.
         """
         look = self.lanes if by_lanes else self.carried
-        scarce = by_lanes and self.net.transport == "vmloop_xen"
+        scarce = by_lanes and self.scarce
         before = look()
         left: dict[str, set[str]] = {
             one.name: set(before[one.port]) if one.lasting and before[one.port] else {"any"} for one in PROGRAMS
@@ -195,7 +215,7 @@ class Running:
             return not any(left.values())
 
         seen = (left, self.standing)
-        until(all_went_on, 90 * self.net.slow, f"each program goes on{' by lanes' * by_lanes}", seen)
+        until(all_went_on, 90 * self.slow, f"each program goes on{' by lanes' * by_lanes}", seen)
 
     def check(self) -> None:
         """All clients are at work."""
@@ -203,34 +223,45 @@ class Running:
             code = client.poll()
             assert code is None, f"{program.name}'s client ended with {code}: {client.out[-500:]} {client.err[-500:]}"
 
+    def until_ssh_gives_up(self) -> None:
+        """Wait until TCP has told the client that asks now and then whether its server lives that it does not.
+
+        The others may wait for much longer, as with TCP: what they sent has arrived. None is told of another error.
+        """
+        until(lambda: self.clients[SSH_PROGRAM].poll() is not None, 600 * self.slow, "ssh gives up")
+        for client in self.clients.values():
+            said = client.out + client.err
+            assert not re.search("reset by peer|closed the connection|closed by remote", said), said[-1000:]
+        assert re.search("timed out|No route to host", self.clients[SSH_PROGRAM].err), self.clients[SSH_PROGRAM].err
+
     def finish(self) -> None:
         """End all clients; none says that a connection broke."""
         self.check()
         for program, client in self.clients.items():
             client.send_signal(program.end)
         for program, client in self.clients.items():
-            result = client.wait(60 * self.net.slow)
+            result = client.wait(60 * self.slow)
             said = result.out + result.err
             assert not re.search(program.wrong, said), f"{program.name}: {said[-1000:]}"
             assert re.search(program.right, said), f"{program.name}: {said[-1000:]}"
 
 
 @contextmanager
-def running(net: Net, client: Guest, server: Guest) -> Iterator[Running]:
+def running(client: Guest, server: Guest, slow: float, moves: bool = False, scarce: bool = False) -> Iterator[Running]:
     """All programs, from one guest to another."""
     archive = roots.build("programs", SUITE, PACKAGES)
-    at_once(*(lambda guest=guest: roots.place(guest, archive, ROOT, 300 * net.slow) for guest in (client, server)))
+    at_once(*(lambda guest=guest: roots.place(guest, archive, ROOT, 300 * slow) for guest in (client, server)))
     client.run(roots.command(ROOT, "test -e /tmp/key || ssh-keygen -q -t ed25519 -N '' -f /tmp/key"))
     server.run(
         f"rm -rf {ROOT}/tmp/db {ROOT}/tmp/host*; cat >{ROOT}/tmp/allowed",
         stdin=client.run(f"cat {ROOT}/tmp/key.pub").out,
     )
-    one = Running(net, client, server)
+    one = Running(client, server, slow, moves, scarce)
     try:
         with ExitStack() as stack:
-            for program in PROGRAMS:
-                one.start(program, stack)
+            one.start(stack)
             yield one
     finally:
         for guest in (client, server):
-            roots.remove(guest, ROOT)
+            if guest.running:
+                roots.remove(guest, ROOT)

@@ -20,6 +20,8 @@ from bench.migration.load import Load
 from bench.migration.stage import HERE, TOOLS, Detached, Stage, build_tools
 from bench.migration.trips import go
 from bench.path.stage import wait_for
+from tests.guest.net import BIN
+from tests.guest.programs import running
 
 pytestmark = pytest.mark.migrations
 
@@ -190,6 +192,30 @@ def test_connections_by_lanes(two):
     finally:
         client.kill()
         server.kill()
+        for guest in (two.g1, two.g2):
+            guest.run("rmmod vmloop_tcp", timeout=120)
+
+
+@pytest.mark.kvm_only
+@pytest.mark.lab(guest_memory=1024, memory=4096)
+def test_programs_by_lanes(two):
+    """Connections of nginx, redis, PostgreSQL and ssh outlive that their server's guest leaves and comes back."""
+    together(two)
+    two.g1.put(BIN / "vmloop", f"{HERE}/vmloop")
+    for guest in (two.g1, two.g2):
+        guest.run("modprobe vmloop_tcp")
+    try:
+        with running(two.g1, two.g2, two.kind.patience, moves=True) as programs:
+            programs.go_on(by_lanes=True)
+            for _ in range(2):
+                apart(two)
+                programs.go_on()
+                together(two)
+                programs.go_on(by_lanes=True)
+            programs.finish()
+        for guest in (two.g1, two.g2):
+            assert guest.run("cat /sys/module/vmloop_tcp/parameters/reset").out == "0\n"
+    finally:
         for guest in (two.g1, two.g2):
             guest.run("rmmod vmloop_tcp", timeout=120)
 

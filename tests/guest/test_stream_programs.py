@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Programs that users have, by lanes: whatever comes or goes under them, no connection of theirs breaks."""
 
+import json
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,9 +16,12 @@ def programs(net: Net, g1, g2) -> Iterator[Running]:
     for guest in (g1, g2):
         guest.run("modprobe vmloop_tcp")
     try:
-        with running(net, g1, g2) as one:
+        with running(g1, g2, net.slow, scarce=net.transport == "vmloop_xen") as one:
             yield one
     finally:
+        if not g2.running:
+            g2.start()
+            net.ensure()
         for guest in (g1, g2):
             guest.run("rmmod vmloop_tcp", check=False, timeout=120)
         net.recover(g1, g2)
@@ -70,3 +74,23 @@ def test_programs(net: Net, g1, g2, programs: Running) -> None:
         guest.run("rmmod vmloop_tcp", timeout=120)
         programs.go_on()
     programs.finish()
+
+
+def test_programs_of_a_guest_that_dies(net: Net, g1, g2, programs: Running) -> None:
+    """Their clients get TCP's error in its time, and no other; the module can go meanwhile."""
+
+    def lanes() -> list[object]:
+        listing = json.loads(g1.run([f"{HERE}/vmloop", "streams", "--json"]).out)
+        return [one for one in listing if one["state"] == "lane"]
+
+    # Seconds, where TCP takes a quarter of an hour to give up.
+    patience = g1.run("sysctl -n net.ipv4.tcp_retries2").out.strip()
+    g1.run("sysctl -qw net.ipv4.tcp_retries2=5")
+    try:
+        programs.go_on(by_lanes=True)
+        g2.kill()
+        until(lambda: not lanes(), 60 * net.slow, "no connection has a lane")
+        programs.until_ssh_gives_up()
+        g1.run("rmmod vmloop_tcp", timeout=120)
+    finally:
+        g1.run(f"sysctl -qw net.ipv4.tcp_retries2={patience}")

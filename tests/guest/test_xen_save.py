@@ -15,6 +15,7 @@ import pytest
 from vmlab.xen import TOOLS as XEN_TOOLS
 
 from tests.guest.net import HERE, TOOLS, until
+from tests.guest.programs import running
 
 pytestmark = pytest.mark.xen_only
 
@@ -63,7 +64,12 @@ def fourth(net, lab, g1, alone):
 @pytest.fixture
 def movable(net, lab, g1, alone):
     """The same without 9p."""
-    guest = lab.add_guest(memory=MEMORY, movable=True)
+    return movable_guest(net, lab, g1, MEMORY)
+
+
+def movable_guest(net, lab, g1, memory):
+    """A guest that has its root in its memory, and a channel to g1."""
+    guest = lab.add_guest(memory=memory, movable=True)
     guest.run(["mkdir", "-p", HERE])
     for name in ("control", "stream"):
         guest.put(TOOLS / name, f"{HERE}/{name}")
@@ -228,6 +234,22 @@ def test_a_lane_after_a_restore(net, host, g1, movable, alone):
         wait_gone(net, g1, movable, alone)
         wait_rise(net, movable, g1, restore(net, host))
         transfer.go_on_by_a_lane(movable, g1)
+
+
+def test_programs_outlive_a_restore(net, lab, host, g1, alone):
+    """Connections of nginx, redis, PostgreSQL and ssh go on when the guest of their servers is restored."""
+    guest = movable_guest(net, lab, g1, 2 * MEMORY)
+    with stream_path(g1, guest), running(g1, guest, net.slow, moves=True, scarce=True) as programs:
+        programs.go_on()
+        programs.go_on(by_lanes=True)
+        save(net, host, guest, guest.name, FILE)
+        wait_gone(net, g1, guest, alone)
+        wait_rise(net, guest, g1, restore(net, host))
+        programs.go_on()
+        programs.go_on(by_lanes=True)
+        programs.finish()
+        for one in (g1, guest):
+            assert one.run("cat /sys/module/vmloop_tcp/parameters/reset").out == "0\n"
 
 
 def test_restore_without_an_agent(net, host, g1, movable, alone):
