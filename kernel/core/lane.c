@@ -739,6 +739,23 @@ static bool accepted(struct vmloop_lane *lane)
 	return true;
 }
 
+/*
+ * Why the peer closes the lane. It counts with CLOSING alone, and from a side that is READY: what
+ * the peer had produced is there then, while a relay says CLOSED, or ends, with bytes that it has
+ * not copied.
+ */
+static u32 reason_of_peer(const struct vmloop_lane *lane)
+{
+	const struct vmloop_region *region = &lane->channel->region;
+	u32 reason = READ_ONCE(vmloop_region_their_entry(region, lane->number)->reason);
+
+	/* A side that leaves READY says so before its lanes do, which see() has acquired. */
+	if (vmloop_life_step(slot_of(lane)->life.theirs) != VMLOOP_LIFE_CLOSING ||
+	    READ_ONCE(region->theirs->state) != VMLOOP_SIDE_READY)
+		return VMLOOP_REASON_NONE;
+	return reason;
+}
+
 static void lane_look(struct vmloop_lane *lane)
 {
 	struct vmloop_channel *channel = lane->channel;
@@ -756,8 +773,10 @@ static void lane_look(struct vmloop_lane *lane)
 	}
 	if (lane->phase == VMLOOP_LANE_UP &&
 	    vmloop_life_may(life, VMLOOP_LIFE_CLOSING) &&
-	    vmloop_life_step(life->theirs) != VMLOOP_LIFE_OPEN)
+	    vmloop_life_step(life->theirs) != VMLOOP_LIFE_OPEN) {
+		lane->their_reason = reason_of_peer(lane);
 		lane_shut(lane, VMLOOP_REASON_NONE);
+	}
 	if (lane->phase == VMLOOP_LANE_CLOSING && is_drained(lane)) {
 		lane_close(lane);
 		go(channel, lane->number, VMLOOP_LIFE_CLOSED, lane->reason);

@@ -260,6 +260,9 @@ enum vmloop_lane_phase {
  * @owners: the core's: whom it is for
  * @deadline: the core's: when draining ends, in jiffies
  * @reason: the core's: VMLOOP_REASON_*, why it is closed
+ * @their_reason: the core's: what the peer says of that, any number, where it was the first to
+ *	close it, and all that it has produced is there; else VMLOOP_REASON_NONE; final before
+ *	lane_down
  * @refs: the core's: one for the core, others by vmloop_lane_get()
  * @list: the core's: in the channel's list
  */
@@ -293,6 +296,7 @@ struct vmloop_lane {
 	struct vmloop_owner owners[VMLOOP_OWNERS];
 	unsigned long deadline;
 	u32 reason;
+	u32 their_reason;
 	struct kref refs;
 	struct list_head list;
 

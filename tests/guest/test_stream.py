@@ -95,7 +95,7 @@ def test_loading(stage: str, streams: Streams, request: pytest.FixtureRequest) -
     host = streams.host
     loads = request.config.getoption("--loads")
     # As in test_switching: without a rest the module's end waits for what TCP has to bring.
-    pause = 0 if loads < 20 else 20
+    pause = 0 if loads < 20 else 300
     with duplex(streams, 12, 3600, pause=pause) as old:
         for number in range(loads):
             if number:

@@ -214,6 +214,9 @@ static bool has_enough(const struct stream *stream)
 	lockdep_assert_held(&stream->lane_lock);
 	if (!stream->lane)
 		return false;
+	/* No more will come. */
+	if (stream_is_last(stream))
+		wanted = 1;
 	size = READ_ONCE(stream->lane->rx.size);
 	return stream_arrived(stream->lane, size) >= min(wanted, size - size / 4);
 }
@@ -234,6 +237,7 @@ static bool is_readable(struct stream *stream)
 	    (s32)(READ_ONCE(stream->seq) -
 		  READ_ONCE(tcp_sk(sk)->copied_seq)) <= 0)
 		readable = has_enough(stream);
+	readable |= stream_is_at_end(stream);
 	spin_unlock_bh(&stream->lane_lock);
 	return readable;
 }
@@ -297,15 +301,16 @@ static __poll_t too_soon(struct stream *stream)
 {
 	struct sock *sk = stream->sk;
 	__poll_t mask = 0;
-	bool empty;
+	bool empty, ends;
 
 	if (!READ_ONCE(stream->heard) || READ_ONCE(sk->sk_err))
 		return 0;
 	spin_lock_bh(&stream->lane_lock);
 	if (READ_ONCE(stream->heard)) {
-		if (!stream_reads_no_more(stream))
+		ends = stream_is_at_end(stream);
+		if (!ends && !stream_reads_no_more(stream))
 			mask |= EPOLLRDHUP | EPOLLHUP;
-		empty = !has_enough(stream) &&
+		empty = !has_enough(stream) && !ends &&
 			!(stream->lane ? stream_reads_no_more(stream) :
 					 stream_is_shut_here(stream));
 		if (empty && (s32)(READ_ONCE(stream->seq) -
@@ -338,6 +343,10 @@ static __poll_t call_poll(struct file *file, struct socket *sock,
 			mask = base_ops_of(sk)->poll(file, sock, NULL);
 		else
 			mask &= ~hidden;
+		spin_lock_bh(&stream->lane_lock);
+		if (stream_is_at_end(stream))
+			mask |= EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
+		spin_unlock_bh(&stream->lane_lock);
 		stream_put(stream);
 	}
 	srcu_read_unlock(&stream_users, users);

@@ -76,7 +76,7 @@ int stream_lane_open(struct vmloop_lane *lane)
 	stream->full = false;
 	stream->swings = 0;
 	stream->swings_most = STREAM_SWINGS;
-	stream->closed = false;
+	WRITE_ONCE(stream->closed, false);
 	stream->kept_bytes = 0;
 	stream->kept_most = 0;
 	stream->kept_since = 0;
@@ -92,6 +92,8 @@ int stream_lane_open(struct vmloop_lane *lane)
 	stream->retry = 0;
 	clear_bit(STREAM_GO_BACK, &stream->flags);
 	clear_bit(STREAM_GROW, &stream->flags);
+	clear_bit(STREAM_LAST, &stream->flags);
+	clear_bit(STREAM_AT_END, &stream->flags);
 	set_bit(STREAM_WANTED, &stream->flags);
 	/* Pairs with the acquire of readers. */
 	smp_store_release(&stream->held, lane);
@@ -127,6 +129,14 @@ static void stop_sending(struct stream *stream)
 		WRITE_ONCE(stream->tx, STREAM_TX_BACK);
 }
 
+/* Whoever waits for the socket may be at the end. */
+static void tell_end(struct stream *stream)
+{
+	local_bh_disable();
+	stream->sk->sk_state_change(stream->sk);
+	local_bh_enable();
+}
+
 void stream_lane_down(struct vmloop_lane *lane)
 {
 	struct stream *stream = lane->priv;
@@ -142,6 +152,12 @@ void stream_lane_down(struct vmloop_lane *lane)
 	if (stream->lane)
 		vmloop_watch_stop(&stream->watch);
 	spin_unlock_bh(&stream->lane_lock);
+	if (lane->their_reason == STREAM_REASON_LAST) {
+		/* Pairs with the barrier in stream_is_last(): all is in the ring. */
+		smp_mb__before_atomic();
+		set_bit(STREAM_LAST, &stream->flags);
+		tell_end(stream);
+	}
 	/* What comes is kept from now on, so that the end need not wait for readers. */
 	stream_queue(stream, 0);
 }
@@ -169,11 +185,17 @@ void stream_lane_close(struct vmloop_lane *lane)
 	stop_sending(stream);
 	if (stream->up)
 		stream_unsent_copy(stream);
+	/* No byte is on its way from the ring to what is kept. */
+	mutex_lock(&stream->rx_ring);
 	spin_lock_bh(&stream->lane_lock);
 	if (stream->lane)
 		vmloop_watch_stop(&stream->watch);
+	/* Nothing is left that could not be kept: whoever polls need not wait for what follows. */
+	if (stream_is_at_end(stream))
+		set_bit(STREAM_AT_END, &stream->flags);
 	stream->lane = NULL;
 	spin_unlock_bh(&stream->lane_lock);
+	mutex_unlock(&stream->rx_ring);
 	mutex_unlock(&stream->tx_ring);
 	if (stream->up)
 		vmloop_watch_wait(&stream->watch);
@@ -191,9 +213,15 @@ void stream_lane_close(struct vmloop_lane *lane)
 	mutex_lock(&stream->rx_ring);
 	if (stream->up)
 		stream_keep(stream);
+	/* What could not be kept the peer sends again, by TCP. */
+	if (!stream->up || !stream->heard || stream->spoilt || vmloop_ring_ready(&lane->rx))
+		clear_bit(STREAM_LAST, &stream->flags);
 	WRITE_ONCE(stream->since, jiffies);
-	stream->closed = true;
+	/* Pairs with the acquire in stream_is_at_end(): the flag is final. */
+	smp_store_release(&stream->closed, true);
 	mutex_unlock(&stream->rx_ring);
+	if (test_bit(STREAM_LAST, &stream->flags))
+		tell_end(stream);
 
 	/* If the peer has heard us, and we it, bytes may have gone, and both know. */
 	if (stream->spoilt || stream->tx != STREAM_TX_BACK ||

@@ -35,14 +35,6 @@
 #define AGAIN_SOON_MAX	4
 
 /*
- * Why a lane is refused, for the other side: there is no such connection; it is in use at
- * this moment; it has something that lanes do not carry, or is at its end.
- */
-#define REASON_UNKNOWN	VMLOOP_REASON_PATH
-#define REASON_BUSY	(VMLOOP_REASON_PATH + 1)
-#define REASON_UNFIT	(VMLOOP_REASON_PATH + 2)
-
-/*
  * In jiffies, so long from one try to the next, at first and at most: without a channel;
  * and where the peer has opened a lane by which nothing came. And so long at least from one
  * look at a directory that has changed to the next.
@@ -426,6 +418,8 @@ static enum stream_why why_not(const struct stream *stream)
 
 	if (test_bit(STREAM_STAYS, &stream->flags) ||
 	    test_bit(STREAM_SHUT, &stream->flags) ||
+	    test_bit(STREAM_LAST, &stream->flags) ||
+	    test_bit(STREAM_AT_END, &stream->flags) ||
 	    test_bit(STREAM_DEAD, &stream->flags) ||
 	    sk->sk_state != TCP_ESTABLISHED || sk->sk_shutdown)
 		return STREAM_WHY_STAYS;
@@ -495,7 +489,7 @@ enum stream_why stream_why_ended(u32 reason)
 		return STREAM_WHY_POLICY;
 	case VMLOOP_REASON_ROOM:
 		return STREAM_WHY_ROOM;
-	case REASON_BUSY:
+	case STREAM_REASON_BUSY:
 		return STREAM_WHY_BUSY;
 	default:
 		return STREAM_WHY_PEER;
@@ -551,16 +545,16 @@ static struct stream *stream_of(const struct vmloop_lane *lane, u64 *nonce, u32 
 	tuple.local_first = le32_to_cpu(said.to_first);
 	tuple.remote_first = le32_to_cpu(said.from_first);
 	*nonce = le64_to_cpu(said.nonce);
-	*why = REASON_UNKNOWN;
+	*why = STREAM_REASON_UNKNOWN;
 	stream = stream_find(&tuple);
 	if (!stream)
 		return NULL;
 	if (!stream_peer_now(stream->sk, &peer))
-		*why = REASON_BUSY;
+		*why = STREAM_REASON_BUSY;
 	else if (peer != vmloop_peer_id(lane->peer))
-		*why = REASON_UNKNOWN;
+		*why = STREAM_REASON_UNKNOWN;
 	else if (!stream_leads_to(stream, peer))
-		*why = REASON_BUSY;
+		*why = STREAM_REASON_BUSY;
 	else
 		return stream;
 	stream_put(stream);
@@ -576,9 +570,9 @@ static u32 may_not_have(struct stream *stream, const struct vmloop_lane *lane,
 
 	/* Not as of a connection's lane. */
 	if (stream->active || lane->rx.size > STREAM_RING_MOST)
-		return REASON_UNFIT;
+		return STREAM_REASON_UNFIT;
 	why = may_not_leave(stream);
-	refused = why == STREAM_WHY_BUSY ? REASON_BUSY : REASON_UNFIT;
+	refused = why == STREAM_WHY_BUSY ? STREAM_REASON_BUSY : STREAM_REASON_UNFIT;
 	if (why == STREAM_WHY_NONE) {
 		stream_plan_ring(lane->channel, stream->sk,
 				 vmloop_lane_features(lane) & VMLOOP_F_MOVES, ask);

@@ -150,9 +150,53 @@ static int get(struct stream *stream, struct msghdr *msg, size_t size, int flags
 	return came ? 0 : -EAGAIN;
 }
 
+/**
+ * stream_is_at_end() - whether the program has read the last byte of the peer's program
+ * @stream: the stream; lane_lock held
+ *
+ * The peer has said that it was the last; TCP's FIN may not have come. Without rx_ring it is a
+ * look: where bytes are on their way from the ring to TCP, they may be missed for a moment.
+ */
+bool stream_is_at_end(const struct stream *stream)
+{
+	const struct sock *sk = stream->sk;
+
+	lockdep_assert_held(&stream->lane_lock);
+	if (test_bit(STREAM_AT_END, &stream->flags))
+		return true;
+	/* Pairs with the release in stream_lane_close(). */
+	if (!stream->lane && !smp_load_acquire(&stream->closed))
+		return false;
+	if (!stream_is_last(stream) || !skb_queue_empty_lockless(&stream->kept))
+		return false;
+	if (READ_ONCE(stream->heard))
+		return (s32)(READ_ONCE(stream->seq) - READ_ONCE(tcp_sk(sk)->copied_seq)) <= 0 &&
+		       !(stream->lane && stream_arrived(stream->lane, 1));
+	return !stream->lane && skb_queue_empty_lockless(&sk->sk_receive_queue);
+}
+
+/*
+ * There is nothing: an error, which is told once; 0 at the end (@end); or -EAGAIN. With @last
+ * it is the end from now on, though TCP's FIN comes later; and as behind a FIN no error is told.
+ */
+static int nothing(struct stream *stream, bool end, bool last)
+{
+	int err;
+
+	if (last)
+		set_bit(STREAM_AT_END, &stream->flags);
+	if (test_bit(STREAM_AT_END, &stream->flags))
+		return 0;
+	err = sock_error(stream->sk);
+	if (err)
+		return err;
+	return end ? 0 : -EAGAIN;
+}
+
 static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int flags)
 {
 	enum source source;
+	bool ends = false;
 	u32 limit = 0;
 	int got;
 
@@ -163,6 +207,9 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int fl
 	if (smp_load_acquire(&stream->held) && stream_is_up(stream))
 		stream_hear(stream);
 	source = source_of(stream, &limit);
+	/* TCP has all of what was kept; its FIN may not have come. */
+	if (source == FROM_TCP)
+		ends = READ_ONCE(stream->closed) && stream_is_last(stream);
 	mutex_unlock(&stream->rx_ring);
 	switch (source) {
 	case FROM_TCP_BEFORE:
@@ -176,6 +223,8 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int fl
 		got = -ERESTART;
 	}
 	mutex_unlock(&stream->rx_mutex);
+	if (got == -EAGAIN)
+		return nothing(stream, false, ends);
 	if (got > 0 && !(flags & MSG_PEEK)) {
 		stream_moved(stream, got, false);
 		/* poll() is to tell of what is kept, of which TCP without memory takes a part. */
@@ -184,16 +233,6 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int fl
 			stream_queue(stream, 0);
 	}
 	return got;
-}
-
-/* There is nothing: an error, which is told once; 0 at the end (@end); or -EAGAIN. */
-static int nothing(struct sock *sk, bool end)
-{
-	int err = sock_error(sk);
-
-	if (err)
-		return err;
-	return end ? 0 : -EAGAIN;
 }
 
 /*
@@ -211,7 +250,7 @@ static int from_kept(struct stream *stream)
 			err = 0;
 		mutex_unlock(&stream->rx_ring);
 	}
-	return err ? nothing(stream->sk, false) : -ERESTART;
+	return err ? nothing(stream, false, false) : -ERESTART;
 }
 
 /*
@@ -221,25 +260,26 @@ static int from_kept(struct stream *stream)
 static int receive_once(struct stream *stream, struct msghdr *msg, size_t size,
 			int flags, bool ask)
 {
-	struct sock *sk = stream->sk;
 	int got = -ERESTART;
-	bool kept;
+	bool kept, last;
 	u32 limit;
 
 	mutex_lock(&stream->rx_ring);
+	last = stream_is_last(stream);
 	switch (source_of(stream, &limit)) {
 	case FROM_RING:
 		got = get(stream, msg, size, flags, ask);
 		if (!got && size)
 			got = -ERESTART;
 		if (got == -EAGAIN)
-			got = nothing(sk, stream_reads_no_more(stream));
+			got = nothing(stream, stream_reads_no_more(stream),
+				      last && !stream->held->rx.broken);
 		break;
 	case FROM_NOWHERE:
 		kept = !skb_queue_empty(&stream->kept);
 		mutex_unlock(&stream->rx_ring);
 		return kept ? from_kept(stream) :
-			      nothing(sk, stream_is_shut_here(stream));
+			      nothing(stream, stream_is_shut_here(stream), last);
 	default:
 		mutex_unlock(&stream->rx_ring);
 		return by_tcp(stream, msg, size, flags);
@@ -261,7 +301,9 @@ static bool is_at_mark(const struct sock *sk)
 
 static bool has_come(const struct vmloop_lane *lane)
 {
-	return vmloop_ring_moved(&lane->rx);
+	const struct stream *stream = lane->priv;
+
+	return vmloop_ring_moved(&lane->rx) || stream_is_last(stream);
 }
 
 /**

@@ -163,7 +163,7 @@ int stream_send_page(struct stream *stream, struct page *page, int offset, size_
 	if (READ_ONCE(stream->tx) != STREAM_TX_TCP || test_bit(STREAM_SHUT, &stream->flags) ||
 	    !mutex_trylock(&stream->tx_mutex))
 		return -EAGAIN;
-	if (READ_ONCE(stream->tx) == STREAM_TX_TCP) {
+	if (READ_ONCE(stream->tx) == STREAM_TX_TCP && !test_bit(STREAM_SHUT, &stream->flags)) {
 		WRITE_ONCE(stream->more, flags & (MSG_MORE | MSG_SENDPAGE_NOTLAST));
 		done = stream_base[stream->family]->sendpage(stream->sk, page, offset, size,
 							     flags | MSG_DONTWAIT);
@@ -187,7 +187,10 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size)
 
 	if (mutex_lock_interruptible(&stream->tx_mutex))
 		return -ERESTARTSYS;
-	if (READ_ONCE(stream->tx) == STREAM_TX_TCP) {
+	/* The peer's program may have been told that nothing follows. */
+	if (test_bit(STREAM_SHUT, &stream->flags)) {
+		done = -EPIPE;
+	} else if (READ_ONCE(stream->tx) == STREAM_TX_TCP) {
 		WRITE_ONCE(stream->more, flags & MSG_MORE);
 		if (flags & STREAM_IS_PAGE) {
 			done = send_page(stream, msg, size);

@@ -12,7 +12,7 @@
  *   tx_mutex, rx_mutex		a stream's; held over calls of TCP, which may fault
  *				memory in: never waited for under the core mutex
  *   the socket's lock
- *   tx_ring, rx_ring		a stream's; held for a copy, with page faults off
+ *   tx_ring, then rx_ring	a stream's; held for a copy, with page faults off
  *   lane_lock			a stream's; bottom halves off
  */
 #ifndef VMLOOP_STREAM_H
@@ -100,7 +100,19 @@ enum stream_flag {
 	STREAM_CLOSED,		/* its program has closed it, and nothing stands in for that yet */
 	STREAM_SPEAK,		/* TCP is to send an acknowledgment */
 	STREAM_GROW,		/* a larger ring would help */
+	STREAM_LAST,		/* the peer's program sends nothing behind what the lane has */
+	STREAM_AT_END,		/* and all of that has been read */
 };
+
+/*
+ * Why a lane is refused, for the other side: there is no such connection; it is in use at
+ * this moment; it has something that lanes do not carry, or is at its end. And why one is
+ * closed: the program sends nothing more.
+ */
+#define STREAM_REASON_UNKNOWN	VMLOOP_REASON_PATH
+#define STREAM_REASON_BUSY	(VMLOOP_REASON_PATH + 1)
+#define STREAM_REASON_UNFIT	(VMLOOP_REASON_PATH + 2)
+#define STREAM_REASON_LAST	(VMLOOP_REASON_PATH + 3)
 
 /* Why TCP carries a connection: docs/netlink/vmloop_tcp.yaml has the same numbers. */
 enum stream_why {
@@ -491,6 +503,19 @@ static inline bool stream_reads_no_more(const struct stream *stream)
 	return stream_is_shut_here(stream) || stream_is_reset(stream->sk);
 }
 
+/*
+ * Whether nothing of the program's follows what the ring has when it is looked at next, or what
+ * was kept of it.
+ */
+static inline bool stream_is_last(const struct stream *stream)
+{
+	bool last = test_bit(STREAM_LAST, &stream->flags);
+
+	/* Pairs with the one in stream_lane_down(). */
+	smp_rmb();
+	return last;
+}
+
 /* main.c */
 extern struct workqueue_struct *stream_workqueue;
 extern unsigned int stream_after_bytes;
@@ -663,5 +688,6 @@ int stream_send_by_tcp(struct stream *stream, const void *from, size_t size);
 void stream_send_show(struct stream *stream);
 int stream_receive(struct stream *stream, struct msghdr *msg, size_t size,
 		   int flags);
+bool stream_is_at_end(const struct stream *stream);
 
 #endif /* VMLOOP_STREAM_H */

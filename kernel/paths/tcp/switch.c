@@ -897,6 +897,18 @@ static void speak(struct stream *stream)
 		tcp_sock_set_quickack(sk, how);
 }
 
+/*
+ * Of a program that sends nothing more all is in the ring: the peer's need not wait until TCP has
+ * brought our FIN, which is behind the lane's end.
+ */
+static u32 why_shut(const struct stream *stream)
+{
+	if (READ_ONCE(stream->tx) == STREAM_TX_RING &&
+	    (test_bit(STREAM_FIN, &stream->flags) || orphan_of(stream)))
+		return STREAM_REASON_LAST;
+	return VMLOOP_REASON_NONE;
+}
+
 /** stream_work() - what a stream has to do that takes time */
 void stream_work(struct work_struct *work)
 {
@@ -916,7 +928,7 @@ void stream_work(struct work_struct *work)
 			if ((test_and_clear_bit(STREAM_GO_BACK, &stream->flags) ||
 			     test_bit(STREAM_STAYS, &stream->flags)) &&
 			    !READ_ONCE(stream->down))
-				vmloop_lane_shut(stream->held, VMLOOP_REASON_NONE);
+				vmloop_lane_shut(stream->held, why_shut(stream));
 			go_over(stream);
 			stream_send_show(stream);
 			if (test_and_clear_bit(STREAM_GROW, &stream->flags))

@@ -114,10 +114,8 @@ static void release_old(struct sock *sk)
 static void take_connecting(struct sock *sk)
 {
 	struct socket *sock = sk->sk_socket;
-	int family;
+	int family = stream_family_of(sk);
 
-	release_old(sk);
-	family = stream_family_of(sk);
 	/*
 	 * By fast open somebody is inside of TCP, and sends, or is to connect by the first
 	 * send(), which waits for the peer: we would not.
@@ -201,12 +199,14 @@ static void state_changes(void *unused, const struct sock *sock, const int from,
 	/* Children begin as copies of a listener, without a socket; MPTCP listens twice. */
 	if (from == TCP_LISTEN && to != TCP_LISTEN && sk->sk_socket)
 		stream_listen_ends(sk);
+	/* What is known of a connection that is over is not true of the next one. */
+	if (to == TCP_SYN_SENT || to == TCP_LISTEN)
+		release_old(sk);
 	if (READ_ONCE(leaving))
 		return;
 	if (to == TCP_SYN_SENT) {
 		take_connecting(sk);
 	} else if (to == TCP_LISTEN) {
-		release_old(sk);
 		stream_listen_begins(sk);
 	} else if (to == TCP_ESTABLISHED) {
 		if (from == TCP_SYN_RECV)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The end of what a program sends, which the lane says before TCP's FIN has come."""
+
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+from vmlab import Lab
+
+from tests.guest.net import until
+from tests.guest.pair import standing
+from tests.guest.test_stream import CONNECT, Streams
+from tests.guest.veth import IP, inside
+
+pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
+
+PORT = 5531
+LAST = 50_000
+"""Bytes that are sent last, of which the ring is not full."""
+
+
+@pytest.fixture
+def streams(lab: Lab) -> Iterator[Streams]:
+    """A channel with both paths."""
+    with standing(Streams(lab.host)) as one:
+        yield one
+
+
+ENDS = (
+    CONNECT
+    + f"""
+how = sys.argv[4]
+count = 0
+if role == 'run':
+    ends = []
+    signal.signal(signal.SIGTERM, lambda *_: ends.append(1))
+    one.setblocking(True)
+    while not ends:
+        count += one.send(b'x')
+        time.sleep(0.01)
+    one.sendall(b'x' * {LAST})
+    print('sent', count + {LAST}, flush=True)
+    if how == 'shut':
+        one.shutdown(socket.SHUT_WR)
+        assert one.recv(1) == b''
+    one.close()
+    sys.exit()
+"""
+    + """
+waits = select.epoll()
+waits.register(one, select.EPOLLIN | select.EPOLLRDHUP | (select.EPOLLET if how == 'edge' else 0))
+one.setblocking(how == 'recv')
+part = b'x'
+while part:
+    [(_, event)] = [(0, 0)] if how == 'recv' else waits.poll()
+    try:
+        part = one.recv(1 << 16)
+        while part and how != 'level':
+            count += len(part)
+            part = one.recv(1 << 16)
+        count += len(part)
+    except BlockingIOError:
+        pass
+assert how != 'level' or event & select.EPOLLRDHUP, event
+# It is the end from now on, whatever is asked.
+assert one.recv(1, socket.MSG_PEEK) == one.recv(1) == b''
+after = select.poll()
+after.register(one, select.POLLIN | select.POLLRDHUP)
+[(_, what)] = after.poll(0)
+assert what & (select.POLLIN | select.POLLRDHUP) == select.POLLIN | select.POLLRDHUP, what
+print('end', count, flush=True)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+signal.sigwait([signal.SIGTERM])
+assert one.recv(1) == b''
+one.close()
+"""
+)
+"""`run` sends until it is told to end; `serve` reads to the end, sleeping in recv(), or by epoll, level or edge."""
+
+CHAIN = "add table ip fins; add chain ip fins out { type filter hook output priority 0; }"
+NO_FINS = "add rule ip fins out tcp flags & fin == fin drop"
+NOTHING = f"add rule ip fins out tcp dport {PORT} drop"
+MAIN = pytest.mark.main("a program learnt of the end of a connection milliseconds late: tests of redis and haproxy")
+
+
+CASES = list(product(("recv", "level", "edge"), ("close", "shut"), ("fins", "all")))
+
+
+@pytest.mark.parametrize(
+    ("reads", "ends", "lost"),
+    [pytest.param(*case, marks=MAIN if case == ("level", "close", "all") else ()) for case in CASES],
+)
+def test_end_without_a_fin(stage: str, streams: Streams, reads: str, ends: str, lost: str) -> None:
+    """A program learns that its peer's sends nothing more, after the last byte, though no FIN comes by TCP.
+
+    And though nothing at all does (``all``), as long as a lane takes to end.
+    """
+    host = streams.host
+    streams.leave_after(1)
+    host.run(inside("a", "nft", CHAIN))
+    try:
+        with host.popen(inside("b", "python3", "-c", ENDS, "serve", "-", PORT, reads)) as server:
+            server.wait_for("ready", 60)
+            with host.popen(inside("a", "python3", "-c", ENDS, "run", IP[1], PORT, ends)) as client:
+                until(lambda: streams.counter("rx_bytes") > 10, 60, "bytes come by a lane")
+                host.run(inside("a", "nft", NO_FINS if lost == "fins" else NOTHING))
+                client.terminate()
+                sent = client.wait_for(r"sent (\d+)", 30)[1]
+                assert server.wait_for(r"end (\d+)", 60)[1] == sent
+                host.run(inside("a", "nft", "flush table ip fins"))
+                server.terminate()
+                assert server.wait(90).code == 0, server.err
+                assert client.wait(90).code == 0, client.err
+    finally:
+        host.run(inside("a", "nft", "delete table ip fins"))
+    assert streams.counter("reset") == 0
