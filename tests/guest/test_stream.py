@@ -374,8 +374,8 @@ def test_late_reader(stage: str, streams: Streams, end: str, first: int, buffer:
         reader.wait_for("ready", 60)
         with host.popen(inside("a", "python3", LATE, "send", IP[1], PORT, size)):
             reader.wait_for("waiting", 60)
-            # A ring is full, or nearly: a sender waits for a quarter. After four seconds the module takes the bytes, and
-            # counts them as received.
+            # A ring is full, or nearly: a sender waits for a quarter. After four seconds the module takes the bytes,
+            # and counts them as received.
             read = streams.counter("rx_bytes")
             until(lambda: streams.counter("tx_bytes") - read > 48 << 10, 60, "a ring was full")
             if end == "module":
