@@ -347,8 +347,9 @@ static void trips(double seconds)
 	int one = connected(true);
 	double began;
 
-	begin(&alarm, stop_after, &seconds);
+	/* Before the other thread's clock, which ends it. */
 	began = now();
+	begin(&alarm, stop_after, &seconds);
 	do {
 		put(one, block, size);
 		if (!get(one, block, size))
