@@ -105,6 +105,7 @@ def place(machine: Machine, packed: Path, root: str, timeout: float = 300) -> No
         f"for name in {' '.join(MOUNTED)}; do mount --rbind /$name {root}/$name && mount --make-rslave {root}/$name "
         f"|| exit 1; done; "
         f"echo {packed.name} >{root}.is",
+        timeout=timeout,
     )
 
 

@@ -94,7 +94,7 @@ def test_loading(stage: str, streams: Streams, request: pytest.FixtureRequest) -
     """The module comes and goes under connections, and each time those that are new get lanes."""
     host = streams.host
     loads = request.config.getoption("--loads")
-    # As in test_switching: without a rest the module's end waits for what TCP has to bring.
+    # Without a rest TCP's own queues take a slow kernel's CPUs, and rmmod waits for RCU.
     pause = 0 if loads < 20 else 300
     with duplex(streams, 12, 3600, pause=pause) as old:
         for number in range(loads):
@@ -172,7 +172,7 @@ def test_switching_without_memory(stage: str, streams: Streams) -> None:
 
 
 def memory_refusals(host: Host) -> int:
-    """How often TCP of either namespace has dropped what came, or pruned a queue, for want of memory."""
+    """How often TCP of either namespace was short of memory, pruned a queue for that, or dropped what came."""
     names = ("TcpExtPruneCalled", "TcpExtTCPRcvQDrop", "TcpExtTCPRcvCollapsed", "TcpExtTCPMemoryPressures")
     text = "".join(host.run(inside(name, "nstat", "-asz", *names)).out for name in ("a", "b"))
     return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Tcp"))
