@@ -390,5 +390,7 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 	}
 	if (waits)
 		remove_wait_queue(sk_sleep(sk), &wait);
+	if (done)
+		stream_keep_error(sk, got);
 	return done ?: got;
 }

@@ -364,8 +364,10 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 	}
 	if (waits)
 		remove_wait_queue(sk_sleep(sk), &wait);
-	if (done)
+	if (done) {
+		stream_keep_error(sk, err);
 		return done;
+	}
 	if (err == -EPIPE && !(msg->msg_flags & MSG_NOSIGNAL))
 		send_sig(SIGPIPE, current, 0);
 	return err;
@@ -374,17 +376,26 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 /**
  * stream_keep_error() - an error of TCP's was told to us: the application is to see it
  * @sk: the socket
- * @err: what a call of TCP's returned
+ * @err: what a call of TCP's returned; nothing is done if it is not of the connection
  *
  * TCP tells an error once. Context: process context.
  */
 void stream_keep_error(struct sock *sk, int err)
 {
-	if (err >= 0 || err == -EAGAIN || err == -EPIPE || err == -ENOTCONN ||
-	    err == -ENOMEM)
-		return;
-	cmpxchg(&sk->sk_err, 0, -err);
-	sk_error_report(sk);
+	switch (-err) {
+	case ECONNABORTED:
+	case ECONNREFUSED:
+	case ECONNRESET:
+	case EHOSTDOWN:
+	case EHOSTUNREACH:
+	case ENETUNREACH:
+	case ENONET:
+	case ENOPROTOOPT:
+	case EPROTO:
+	case ETIMEDOUT:
+		cmpxchg(&sk->sk_err, 0, -err);
+		sk_error_report(sk);
+	}
 }
 
 /*
