@@ -39,7 +39,6 @@ def lanes(net: Net, a, b) -> tuple[int, int]:
     return there.peer["lanes"], back.peer["lanes"]
 
 
-@pytest.mark.main("guests of several CPUs had one lane")
 def test_lanes_are_those_of_the_smaller_guest(net: Net, g1, g2) -> None:
     """Both have as many as the one with fewer CPUs; who wants fewer, or knows one only, gets that."""
     most = min(cpus(g1), cpus(g2), 8)

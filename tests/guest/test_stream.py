@@ -363,8 +363,17 @@ def test_ends(stage: str, streams: Streams, end: str) -> None:
         assert streams.counter("back") >= 2 and streams.counter("reset") == 0
 
 
-@pytest.mark.parametrize("end", ["back", pytest.param("module", marks=pytest.mark.main("rmmod waited for programs"))])
-@pytest.mark.parametrize(("first", "buffer"), [(0, 0), (100_001, 0), (0, 8192)])
+@pytest.mark.parametrize(
+    ("first", "buffer", "end"),
+    [
+        (0, 0, "back"),
+        (0, 0, "module"),
+        (100_001, 0, "back"),
+        pytest.param(100_001, 0, "module", marks=pytest.mark.main("rmmod waited for programs")),
+        (0, 8192, "back"),
+        (0, 8192, "module"),
+    ],
+)
 def test_late_reader(stage: str, streams: Streams, end: str, first: int, buffer: int) -> None:
     """A lane ends before its bytes are read: TCP has them, in order, and nothing waits for the reader."""
     host = streams.host
