@@ -252,6 +252,6 @@ def test_rules_of_the_stream_path(installed: Host) -> None:
         rules = json.loads(installed.run("vmloop stream rules --json").out)
         assert [one["ports"] for one in rules] == [[22, 22], [5432, 5433]]
         installed.run("echo udp >/etc/vmloop/stream.rules; ! systemctl restart vmloop-stream-rules")
-        assert "no rule was changed" in installed.run("journalctl -q -u vmloop-stream-rules -b --no-pager").out
+        assert "all connections stay on TCP" in installed.run("journalctl -q -u vmloop-stream-rules -b --no-pager").out
     finally:
         installed.run("rmmod vmloop_tcp; rm -f /etc/vmloop/stream.rules", check=False)

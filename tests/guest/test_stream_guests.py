@@ -74,6 +74,14 @@ class Streams:
         )
         assert client.poll() is None, f"the connections have ended: {client.err}"
 
+    def go_back_from(self, before: int, client: Process) -> None:
+        """Connections go back to TCP: g1's counter of them was ``before``."""
+        until(
+            lambda: self.counter("back") > before or client.poll() is not None,
+            60 * self.net.slow,
+            "connections are back",
+        )
+
     def rule(self, *words: str) -> str:
         """`vmloop stream` in g1; returns what it says."""
         return str(self.g1.run([f"{HERE}/vmloop", "stream", *words]).out.strip())
@@ -142,11 +150,7 @@ def test_ends(net: Net, streams: Streams, end: str) -> None:
             streams.g2.run(["rmmod", net.transport])
         else:
             streams.g2.run("rmmod vmloop_tcp", timeout=120)
-        until(
-            lambda: streams.counter("back") > before or client.poll() is not None,
-            30 * net.slow,
-            "connections are back",
-        )
+        streams.go_back_from(before, client)
         streams.check(client)
     if end == "off":
         streams.g2.run(["/run/vmloop-test/control", "on"])
@@ -219,15 +223,24 @@ def test_rules_of_a_file(net: Net, streams: Streams) -> None:
     wanted = [(False, [5432, 5433]), (True, None)]
     load("# databases\ntcp --port 5432-5433\n\nlanes --address 10.0.0.0/8  # all others\n")
     assert ports() == wanted
-    with pytest.raises(CommandFailed, match=r"no rule was changed\n  line 2: .*udp"):
+    with pytest.raises(CommandFailed, match=r"the rules are as before.*\n  line 2: .*udp"):
         load("tcp --port 1\nudp --port 2\n")
     assert ports() == wanted
     with pytest.raises(CommandFailed, match=r"left out, all others hold\n  line 1: no cgroup: .*nowhere"):
         load("tcp --cgroup /nowhere\ntcp --port 7\n")
     assert ports() == [(False, [7, 7])]
-    with pytest.raises(CommandFailed, match=r"the rules are as before\n  there may be 256"):
+    with pytest.raises(CommandFailed, match=r"the rules are as before.*\n  there may be 256"):
         load("tcp --port 8\n" * 256)
     assert ports() == [(False, [7, 7])]
+    # A file that is wrong opens nothing, if that is wanted.
+    load("lanes --port 9\n" * 128)
+    g1.run(f"for _ in $(seq 128); do {HERE}/vmloop stream add lanes || exit 1; done")
+    assert len(ports()) == 256
+    for wrong in ("udp\n", "lanes --port 8\n" * 256):
+        g1.run(f"cat >{FILE}", stdin=wrong)
+        with pytest.raises(CommandFailed, match="all connections stay on TCP"):
+            streams.rule("load", "--closed", FILE)
+        assert ports() == [(False, None)]
     load("tcp --port 22\n")
     assert ports() == [(False, [22, 22])]
 
@@ -378,6 +391,51 @@ def test_what_is_kept_is_bounded(net: Net, streams: Streams) -> None:
             streams.g2.unpause()
         until(lambda: client.poll() is not None, 60 * net.slow, "the program is told")
         assert client.wait(10).code != 0
+
+
+@pytest.mark.kvm_only
+def test_peers_have_shares_of_what_is_kept(net: Net, streams: Streams, g3) -> None:
+    """One peer that does not answer may have three quarters of what is kept; what is left is for another one."""
+    g1, g2 = streams.g1, streams.g2
+    ring, many = 64 << 10, 14
+    load = f"modprobe vmloop_tcp ring_size={ring} owner_share=100"
+    for guest in (g1, g2):
+        guest.run(f"rmmod vmloop_tcp && {load}")
+    g3.run(load)
+    g1.run(f"echo {10 * ring} >{PARAMETERS}/unsent_max")
+    other = Streams(net, g1, g3)
+
+    def queued(guest, state: str) -> list[int]:
+        """Bytes in the ring of each connection to a guest that is in one state."""
+        listed = [one for one in streams.listed(g1) if one["remote"].startswith(f"{guest.ip}:")]
+        return [one["tx_queue"] for one in listed if one["state"] == state]
+
+    def stop(guest, connections: int) -> None:
+        """Pauses a guest while each connection to it has a lane, and has these end when they are full."""
+        until(lambda: len(queued(guest, "lane")) == connections, 60 * net.slow, f"each has a lane to {guest.name}")
+        guest.pause()
+        until(lambda: set(queued(guest, "lane")) <= {ring}, 60 * net.slow, f"the rings to {guest.name} are full")
+        g1.run(f"echo 1 >{PARAMETERS}/go_back")
+        until(lambda: not queued(guest, "lane"), 60 * net.slow, f"the lanes to {guest.name} end")
+
+    try:
+        with streams.duplex(many, 600) as client, other.duplex(1, 600) as few:
+            try:
+                stop(g2, many)
+                kept = len(queued(g2, "going-back"))
+                assert kept in (7, 8)
+                assert streams.counter("reset") == many - kept
+                stop(g3, 1)
+                assert len(queued(g3, "going-back")) == 1
+                assert streams.counter("reset") == many - kept
+            finally:
+                for guest in (g2, g3):
+                    guest.unpause()
+            other.check(few)
+            assert client.wait(60 * net.slow).code != 0
+    finally:
+        g3.run("rmmod vmloop_tcp", timeout=120)
+        net.recover(g1, g3)
 
 
 def test_a_crowd(net: Net, streams: Streams, record_property) -> None:

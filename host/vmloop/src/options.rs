@@ -183,6 +183,10 @@ pub enum Stream {
     /// Have the rules of a file instead of those that there are: in each line what `add`
     /// takes, and comments behind a #
     Load {
+        /// If the file cannot be read, or a line is wrong, have all connections stay on TCP; else
+        /// the rules are as before then
+        #[arg(long)]
+        closed: bool,
         /// The file, such as /etc/vmloop/stream.rules
         file: PathBuf,
     },

@@ -70,7 +70,7 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<(usize, Rule)>> {
     );
     parse(&text).map_err(|wrong| {
         anyhow::anyhow!(
-            "{}: no rule was changed\n  {wrong}\n  each line has the words of vmloop stream add",
+            "{}\n  {wrong}\n  each line has the words of vmloop stream add",
             path.display()
         )
     })

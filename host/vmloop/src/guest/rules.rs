@@ -279,9 +279,12 @@ fn drop_all(module: &mut Connection, ids: Vec<u32>) -> anyhow::Result<()> {
     })
 }
 
-/// Has the rules of a file instead of those that there are. One whose cgroup or namespace is not
-/// there is left out, and the others hold all the same; what the module refuses changes nothing.
-fn load(module: &mut Connection, path: &Path) -> anyhow::Result<()> {
+/// Has the rules of a file instead of those that there are; returns which were left out, as their
+/// cgroup or namespace is not there.
+///
+/// # Errors
+/// The file cannot be read, a line is wrong, or the module refuses a rule: the rules are as before.
+fn replace(module: &mut Connection, path: &Path) -> anyhow::Result<Vec<String>> {
     let mut left_out = Vec::new();
     let mut wanted = Vec::new();
     for (line, rule) in rule_file::read(path)? {
@@ -293,7 +296,7 @@ fn load(module: &mut Connection, path: &Path) -> anyhow::Result<()> {
     let before = list(module)?;
     anyhow::ensure!(
         before.len() + wanted.len() <= RULES_MAX,
-        "{}: the rules are as before\n  there may be {RULES_MAX}, and those that there are hold until the new ones do: remove some (vmloop stream remove), or have fewer",
+        "{}\n  there may be {RULES_MAX} rules, and those that there are hold until the new ones do: remove some (vmloop stream remove), or have fewer",
         path.display()
     );
     let mut added = Vec::new();
@@ -302,14 +305,47 @@ fn load(module: &mut Connection, path: &Path) -> anyhow::Result<()> {
             Ok(id) => added.push(id),
             Err(error) => {
                 drop_all(module, added)?;
-                let place = format!("{}, line {line}: the rules are as before", path.display());
-                return Err(error.context(place));
+                return Err(error.context(format!("{}, line {line}", path.display())));
             }
         }
     }
-    // From the last one on: at each moment a connection has its old rule or its new one.
+    drop_before(module, &before)?;
+    Ok(left_out)
+}
+
+/// Removes rules that there were. From the last one on: at each moment a connection has its old
+/// rule or its new one.
+fn drop_before(module: &mut Connection, before: &[Rule]) -> anyhow::Result<()> {
     let old = before.iter().rev().map(|rule| u32::try_from(rule.id));
-    drop_all(module, old.collect::<Result<_, _>>().context("a rule's number")?)?;
+    drop_all(module, old.collect::<Result<_, _>>().context("a rule's number")?)
+}
+
+/// Has one rule instead of those that there are: all connections stay on TCP.
+fn close(module: &mut Connection) -> anyhow::Result<()> {
+    let mut before = list(module)?;
+    if before.len() >= RULES_MAX {
+        drop_before(module, &before.split_off(RULES_MAX - 1))?;
+    }
+    let mut attributes = vec![DefaultNla::new(LANES, vec![0])];
+    if let Some(first) = before.first() {
+        let first = u32::try_from(first.id).context("a rule's number")?;
+        attributes.push(DefaultNla::new(BEFORE, first.to_ne_bytes().to_vec()));
+    }
+    add(module, attributes)?;
+    drop_before(module, &before)
+}
+
+/// `vmloop stream load`. With `closed`, a file that cannot be loaded opens nothing.
+fn load(module: &mut Connection, path: &Path, closed: bool) -> anyhow::Result<()> {
+    let left_out = match replace(module, path) {
+        Ok(left_out) => left_out,
+        Err(error) if closed => {
+            close(module).context("the rules are as before")?;
+            return Err(error
+                .context("all connections stay on TCP, until a file without mistakes is loaded"));
+        }
+        Err(error) => return Err(error.context("the rules are as before")),
+    };
     anyhow::ensure!(
         left_out.is_empty(),
         "{}: these rules were left out, all others hold\n  {}",
@@ -337,7 +373,7 @@ pub fn run(command: &Command) -> anyhow::Result<()> {
             let id = add(&mut module, whole(wanted)?)?;
             Ok(writeln!(io::stdout(), "{id}")?)
         }
-        Command::Load { file } => load(&mut module, file),
+        Command::Load { file, closed } => load(&mut module, file, *closed),
         Command::Remove { id } => remove(&mut module, *id),
     }
 }
