@@ -7,12 +7,14 @@ are both ends kernels.
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
 from vmlab import Guest
 
 from tests.guest.net import Net, at_once, until
+from tests.guest.test_stream_guests import Streams
 from tests.guest.test_toy import RING, Toy
 
 pytestmark = pytest.mark.kvm_only
@@ -34,6 +36,11 @@ def renew(net: Net, relay: bool) -> None:
     net.kill_agent()
     net.relay = relay
     net.start_agent()
+    renew_channels(net)
+
+
+def renew_channels(net: Net) -> None:
+    """An agent that has just started makes channels of its own."""
 
     def is_ready() -> bool:
         return {guest["name"] for guest in net.listing()["guests"] if guest["state"] == "ready"} >= set(net.base)
@@ -45,19 +52,33 @@ def renew(net: Net, relay: bool) -> None:
         net.bring_up(a, b)
 
 
-@pytest.fixture
-def relayed(net: Net, g1, g2) -> Iterator[Toy]:
-    """Channels with a relay, and the toy path."""
+@contextmanager
+def relays_between(net: Net, g1: Guest, g2: Guest, module: str) -> Iterator[None]:
+    """Channels with a relay, and a path's module in both guests."""
     try:
         renew(net, True)
         until(lambda: relays(net) == len(net.pairs()), 10 * net.slow, "a relay for each channel")
-        at_once(*(lambda guest=guest: guest.run("modprobe vmloop_toy") for guest in (g1, g2)))
-        yield Toy(net, g1, g2)
+        at_once(*(lambda guest=guest: guest.run(f"modprobe {module}") for guest in (g1, g2)))
+        yield
     finally:
         for guest in (g1, g2):
-            guest.run("rmmod vmloop_toy", check=False)
+            guest.run(f"rmmod {module}", check=False, timeout=120)
         renew(net, False)
         assert relays(net) == 0
+
+
+@pytest.fixture
+def relayed(net: Net, g1, g2) -> Iterator[Toy]:
+    """Channels with a relay, and the toy path."""
+    with relays_between(net, g1, g2, "vmloop_toy"):
+        yield Toy(net, g1, g2)
+
+
+@pytest.fixture
+def streams(net: Net, g1, g2) -> Iterator[Streams]:
+    """Channels with a relay, and the stream path."""
+    with relays_between(net, g1, g2, "vmloop_tcp"):
+        yield Streams(net, g1, g2)
 
 
 def test_packets_and_lanes(net: Net, relayed: Toy) -> None:
@@ -98,3 +119,34 @@ def test_packets_and_lanes(net: Net, relayed: Toy) -> None:
             assert relayed.read() - before == account["sent"] - account["unread"], account
     net.bring_up(g1, g2)
     assert relays(net) == len(net.pairs())
+
+
+def test_streams(net: Net, streams: Streams) -> None:
+    """Connections of TCP go by lanes through it, and on by TCP when those end: by a program that ends, and by others.
+
+    A connection's program learns of the end after the last byte. With the relay what it has not copied is gone, and
+    connections go on.
+    """
+    g1, g2 = streams.g1, streams.g2
+    for _ in range(8):
+        with streams.duplex(12, 300) as client:
+            streams.check(client)
+    with streams.duplex(6, 600) as client:
+        for end in ("channel", "relay", "module"):
+            before = streams.counter("back")
+            if end == "channel":
+                net.command("close", "g1", "g2")
+            elif end == "relay":
+                net.kill_agent()
+            else:
+                g2.run("rmmod vmloop_tcp", timeout=120)
+            streams.go_back_from(before, client)
+            if end == "relay":
+                net.start_agent()
+                renew_channels(net)
+            elif end == "channel":
+                net.bring_up(g1, g2)
+            if end != "module":
+                streams.go_on_by_lanes(client)
+        streams.check(client)
+    assert streams.counter("reset") == 0
