@@ -99,6 +99,7 @@ def test_turns_without_waiting(stage: str, streams: Streams) -> None:
 SEND = (
     CONNECT
     + """
+import errno
 def pattern(at, size):
     return bytes((at + n) % 251 for n in range(size))
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -127,11 +128,14 @@ def writable():
 def send_all():
     global sent
     before = sent
-    try:
-        while True:
+    while True:
+        try:
             sent += one.send(pattern(sent, 1000))
-    except BlockingIOError:
-        return sent - before
+        except BlockingIOError:
+            return sent - before
+        except OSError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
 if sys.argv[4] == 'unread':
     one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
 print('pid', os.getpid(), flush=True)
@@ -158,6 +162,21 @@ while queued() < 16 or queued() != before:
     before = queued()
     time.sleep(0.2)
 seen = [writable(), len(edges.poll(0))]
+def wait_for_error():
+    failed = select.poll()
+    failed.register(one, 0)
+    assert failed.poll(25000) == [(one.fileno(), select.POLLERR)]
+def hear():
+    try:
+        one.send(pattern(sent, 1000))
+    except OSError as error:
+        assert error.errno == errno.EHOSTUNREACH, error
+    else:
+        sys.exit('no error')
+if sys.argv[4] == 'error':
+    one.setsockopt(socket.IPPROTO_IP, 11, 1)
+    wait_for_error()
+    hear()
 if sys.argv[4] == 'urgent':
     try:
         one.send(b'!', socket.MSG_OOB)
@@ -165,7 +184,13 @@ if sys.argv[4] == 'urgent':
         seen += [writable(), len(edges.poll(0))]
 before = queued()
 pending = send_all()
-print('pending', pending, queued() - before, *seen, writable(), len(edges.poll(0)), flush=True)
+seen += [writable(), len(edges.poll(0))]
+if sys.argv[4] == 'error':
+    wait_for_error()
+print('pending', pending, queued() - before, *seen, flush=True)
+if sys.argv[4] == 'error':
+    signal.sigwait([signal.SIGTERM])
+    hear()
 if sys.argv[4] == 'close':
     one.close()
 elif sys.argv[4] == 'shut':
@@ -191,22 +216,29 @@ QUIET = "/tmp/quiet"
 CHAIN = "add table ip hole; add chain ip hole out { type filter hook output priority 0; }"
 HOLE = f"add rule ip hole out tcp dport {PORT} drop; add rule ip hole out tcp sport {PORT} drop"
 """TCP brings nothing from one end to the other."""
+NO_WAY = HOLE.replace("drop", "reject with icmp host-unreachable")
+"""And is told so of each packet."""
 
 
 PENDS = f"{PENDING} {PENDING} 1 1 0 0"
 """What is sent, by how much SIOCOUTQ grows, and whether poll() and an edge say that there is room, before and after."""
 
 
+FULL = "0 0 1 1 0 0"
+"""The same where there is no memory: a program learns that by trying."""
+
 REFUSES = "0 0 1 1 0 0 0 0"
 """The same after a call that a lane does not carry: it waits, and all that follow do."""
 
 
-@pytest.mark.parametrize("then", ["more", "shut", "close", "full", "unread", "urgent"])
+@pytest.mark.parametrize("then", ["more", "shut", "close", "full", "unread", "urgent", "poor", "error"])
 def test_sends_while_nothing_carries(stage: str, streams: Streams, then: str) -> None:
     """A call that does not wait sends 16 KiB while a connection cannot go back; all of it comes, in its place.
 
     With `full` the peer's program has read nothing before, and with `unread` it does not until the connection is back.
-    The peer's module keeps what is in the ring, so that as a rule nothing is sent twice.
+    The peer's module keeps what is in the ring, so that as a rule nothing is sent twice. With `poor` all connections
+    have no memory left, and nothing is taken. With `error` the program is to hear of an error of TCP's that does not
+    end the connection, and it hears of it, and the connection goes back meanwhile.
     """
     host = streams.host
     streams.leave_after(1)
@@ -223,22 +255,33 @@ def test_sends_while_nothing_carries(stage: str, streams: Streams, then: str) ->
             for end in "ab":
                 host.run(inside(end, "nft", CHAIN))
             # At once: a lane that nobody uses is given back.
-            holes = " && ".join(" ".join(map(shlex.quote, inside(end, "nft", HOLE))) for end in "ab")
+            hole = NO_WAY if then == "error" else HOLE
+            # What the kernel says of a packet to its own sender comes by it.
+            host.run("ip -n a link set lo up")
+            holes = " && ".join(" ".join(map(shlex.quote, inside(end, "nft", hole))) for end in "ab")
             host.run(
                 f"rm -f {QUIET}; kill -TERM {pid}; until [ -e {QUIET} ]; do kill -0 {pid} && sleep 0.01 || exit; done; "
                 f"{holes} && echo 1 >{PARAMETERS}/go_back"
             )
             until(lambda: states() == ["going-back", "going-back"], 30, "nothing carries the connection")
+            if then == "poor":
+                host.run(f"echo 1 >{PARAMETERS}/unsent_max")
             client.terminate()
-            said = client.wait_for(r"pending (.*)", 30)[1]
+            said = client.wait_for(r"pending (.*)", 60)[1]
             for end in "ab":
                 host.run(inside(end, "nft", "delete table ip hole"))
-            if then == "unread":
+            if then in ("unread", "error"):
                 until(lambda: states()[:1] == ["tcp"], 60, "the sender's end is back")
+            if then == "error":
+                client.terminate()
             if then in ("full", "unread"):
                 server.terminate()
             sent = client.wait_for(r"sent (\d+)", 90)[1]
-            assert said == (REFUSES if then == "urgent" else PENDS)
+            if then == "error":
+                # poll() calls a socket with an error writable.
+                assert said.split()[:2] == PENDS.split()[:2]
+            else:
+                assert said == {"urgent": REFUSES, "poor": FULL}.get(then, PENDS)
             if then not in ("shut", "close"):
                 assert client.wait_for(r"edge (.*)", 30)[1].split() == ["1", "1"]
             assert client.wait(60).code == 0, client.err
