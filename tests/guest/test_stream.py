@@ -30,6 +30,7 @@ PARAMETERS = "/sys/module/vmloop_tcp/parameters"
 SOCKETS = Path(__file__).parent / "tools/sockets.py"
 RARE = Path(__file__).parent / "tools/rare.py"
 LATE = Path(__file__).parent / "tools/late.py"
+CGROUP_PROGRAM = Path(__file__).parent / "tools/cgroup_program.py"
 NEVER = 2_000_000_000
 KIND = 1 << 2
 """The bit of lanes that carry streams: VMLOOP_LANE_STREAM."""
@@ -555,13 +556,14 @@ if role == 'serve':
 else:
     connection = socket.create_connection((address, port))
     if option:
-        connection.setsockopt(socket.SOL_SOCKET, option, 1)
+        # As a rate, one that nobody here sees.
+        connection.setsockopt(socket.SOL_SOCKET, option, 1 << 30)
     while True:
         connection.sendall(bytes(1024))
         time.sleep(0.005)
 """
 """A connection on which a little comes all the time."""
-SO_TIMESTAMP = 29
+SO_TIMESTAMP, SO_MAX_PACING_RATE = 29, 47
 
 
 @pytest.mark.parametrize(
@@ -569,6 +571,7 @@ SO_TIMESTAMP = 29
     [
         pytest.param(0, id="lane", marks=pytest.mark.main("vmloop streams did not say what carries a connection")),
         pytest.param(SO_TIMESTAMP, id="tcp"),
+        pytest.param(SO_MAX_PACING_RATE, id="paced"),
     ],
 )
 def test_list(stage: str, streams: Streams, option: int) -> None:
@@ -1006,6 +1009,39 @@ def settled(owners: list[Owner], why: str) -> int:
 
     until(is_so, 120, f"connections have what they get, others none: {why}")
     return sum(last[-1][0])
+
+
+@pytest.mark.parametrize("which", ["egress", "ingress"])
+def test_cgroup_program(stage: str, streams: Streams, which: str) -> None:
+    """Where a program of their cgroup sees the packets of its sockets, connections go back to TCP, and stay there."""
+    host = streams.host
+    cgroup = f"{CGROUPS}/filtered"
+    owner = Owner(streams, 0, "/filtered", PORT)
+    streams.leave_after(1)
+    host.run(f"mkdir -p {CGROUPS} && mount -t cgroup2 cgroup2 {CGROUPS} && mkdir -p {cgroup}")
+
+    def stand(state: str, why: str) -> bool:
+        return {(one["state"], one["why"]) for one in owner.ends()} == {(state, why)}
+
+    def by_packets() -> int:
+        return int(host.run(inside("a", "cat", "/sys/class/net/va/statistics/tx_bytes")).out)
+
+    try:
+        with owner.busy(2):
+            until(lambda: stand("lane", ""), 60, "both have lanes")
+            with host.popen(["python3", str(CGROUP_PROGRAM), cgroup, which]) as program:
+                program.wait_for("attached", 30)
+                until(lambda: stand("tcp", "option"), 60, "both are back at TCP")
+                lanes, packets = streams.counter("tx_bytes"), by_packets()
+                until(lambda: by_packets() > packets + (1 << 20), 60, "TCP carries them")
+                assert streams.counter("tx_bytes") == lanes
+                program.terminate()
+                assert program.wait(30).code == 0, program.err
+            until(lambda: stand("lane", ""), 60, "both have lanes again")
+        until(lambda: not owner.ends(), 30, "all have ended")
+    finally:
+        host.run(f"rmdir {cgroup}; umount {CGROUPS}", check=False)
+    assert streams.counter("reset") == 0
 
 
 @pytest.mark.parametrize("by", ["user", "cgroup"])

@@ -11,6 +11,7 @@
  *
  * Context: process context, but stream_peer_of() and stream_moved(), which say so.
  */
+#include <linux/bpf-cgroup.h>
 #include <linux/netdevice.h>
 #include <linux/random.h>
 #include <linux/user_namespace.h>
@@ -222,15 +223,33 @@ int stream_way(const struct sock *sk)
 	return err;
 }
 
+/* Whether a program of the socket's cgroup filters or counts each of its packets. */
+static bool has_cgroup_program(const struct sock *sk)
+{
+#ifdef CONFIG_CGROUP_BPF
+	struct sock *one = (struct sock *)sk;	/* which is not changed */
+
+	return (cgroup_bpf_enabled(CGROUP_INET_INGRESS) &&
+		cgroup_bpf_sock_enabled(one, CGROUP_INET_INGRESS)) ||
+	       (cgroup_bpf_enabled(CGROUP_INET_EGRESS) &&
+		cgroup_bpf_sock_enabled(one, CGROUP_INET_EGRESS));
+#else
+	return false;
+#endif
+}
+
 /**
- * stream_has_option() - whether a program has asked TCP for what lanes do not carry
+ * stream_has_option() - whether something is asked of TCP for a connection that lanes do not carry
  * @sk: its socket; where it is not locked, the answer is a hint
+ *
+ * By a program, or by programs of its cgroup.
  */
 bool stream_has_option(const struct sock *sk)
 {
 	return sk->sk_peek_off >= 0 || stream_is_in_use(sk) ||
 	       sock_flag(sk, SOCK_RCVTSTAMP) || sk->sk_tsflags ||
-	       tcp_sk(sk)->recvmsg_inq;
+	       tcp_sk(sk)->recvmsg_inq || sk->sk_max_pacing_rate != ~0UL ||
+	       has_cgroup_program(sk);
 }
 
 /* Whether no lane is to be had, whatever has gone by TCP meanwhile. */
