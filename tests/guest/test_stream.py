@@ -7,6 +7,7 @@ Both ends are in one machine with several CPUs of its own: the lab's KVM host.
 import errno
 import json
 import re
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from vmlab.process import Process
 
 from tests.guest.net import BIN, TOOLS, Transfer, until
 from tests.guest.pair import Pair, standing
+from tests.guest.toy import skip_without_userfaultfd
 from tests.guest.veth import IP, MAC, inside
 
 pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
@@ -30,6 +32,7 @@ PARAMETERS = "/sys/module/vmloop_tcp/parameters"
 SOCKETS = Path(__file__).parent / "tools/sockets.py"
 RARE = Path(__file__).parent / "tools/rare.py"
 LATE = Path(__file__).parent / "tools/late.py"
+SLOW_MEMORY = Path(__file__).parent / "tools/slow_memory.py"
 CGROUP_PROGRAM = Path(__file__).parent / "tools/cgroup_program.py"
 NEVER = 2_000_000_000
 KIND = 1 << 2
@@ -544,6 +547,34 @@ def test_short_connections(stage: str, streams: Streams, client: str) -> None:
     assert count > 20 and counters["paired"] > 20 and counters["reset"] == 0, counters
 
 
+PEEK = (
+    CONNECT
+    + """
+one.setblocking(True)
+if role == 'serve':
+    one.sendall(b'12345678')
+    time.sleep(0.5)
+    one.sendall(b'abcdefgh')
+    one.recv(1)
+else:
+    count = len(one.recv(16, socket.MSG_PEEK | socket.MSG_TRUNC | socket.MSG_WAITALL))
+    seen = one.recv(16, socket.MSG_PEEK | socket.MSG_WAITALL)
+    print('seen', count, len(seen), one.recv(16, socket.MSG_WAITALL) == seen == b'12345678abcdefgh', flush=True)
+"""
+)
+"""One end sends in two parts; the other looks at both before it reads."""
+
+
+def test_peek_waits(stage: str, streams: Streams) -> None:
+    """A call that looks at bytes waits for as many as it wants, as TCP's does, where TCP carries the connection."""
+    host = streams.host
+    with host.popen(inside("b", "python3", "-c", PEEK, "serve", "-", PORT)) as server:
+        server.wait_for("ready", 60)
+        assert host.run(inside("a", "python3", "-c", PEEK, "run", IP[1], PORT), timeout=60).out == "seen 16 16 True\n"
+        assert server.wait(30).code == 0, server.err
+    assert streams.counter("taken") == 2
+
+
 TRICKLE = """
 import socket, sys, time
 role, address, port, option = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -1009,6 +1040,59 @@ def settled(owners: list[Owner], why: str) -> int:
 
     until(is_so, 120, f"connections have what they get, others none: {why}")
     return sum(last[-1][0])
+
+
+WORKS = 256
+"""So many works of a workqueue run at a time, where the kernel says so."""
+
+
+def test_programs_that_wait_for_memory(stage: str, streams: Streams) -> None:
+    """Programs that read into memory that nobody brings hold up no other connection: they keep their sockets locked."""
+    host = streams.host
+    skip_without_userfaultfd(host)
+
+    def held_up() -> int:
+        """Connections whose end in b cannot come back."""
+        listing = json.loads(host.run(inside("b", BIN / "vmloop", "--guest", "streams", "--json")).out)
+        return sum(one["state"] == "going-back" for one in listing)
+
+    def until_waiting(count: int) -> None:
+        wait = "grep -l handle_userfault /proc/[0-9]*/task/*/wchan 2>/dev/null | wc -l"
+        until(lambda: host.run(wait, check=False).out.strip() == str(count), 30, f"{count} wait for memory")
+
+    def until_more(counter: str, by: int) -> None:
+        before = streams.counter(counter)
+        until(lambda: streams.counter(counter) >= before + by, 60, f"{counter} grows")
+
+    streams.leave_after(1)
+    # As many as there is memory for lanes, at a time.
+    batch, batches = 12, 0
+    with host.popen(inside("b", "python3", SLOW_MEMORY, "serve", PORT)) as server:
+        server.wait_for("ready", 60)
+        with host.popen(inside("a", "python3", SLOW_MEMORY, "run", IP[1], PORT)) as client:
+            while held_up() <= WORKS:
+                # Each has a byte that TCP brought, and a lane behind it, which is given back if nothing goes by it.
+                paired = 2 * batch * (batches + 1)
+                server.wait_for(f"batch {batches + 1}\n", 60)
+                client.send_signal(signal.SIGUSR1)
+                until(partial(lambda least: streams.counter("paired") >= least, paired), 60, f"{paired} ends of lanes")
+                server.send_signal(signal.SIGUSR1)
+                batches += 1
+                until_waiting(batches * batch)
+                host.run(f"echo 1 >{PARAMETERS}/go_back")
+                assert batches < 3 * WORKS // batch, f"{held_up()} of {batches * batch} are held up"
+                client.send_signal(signal.SIGUSR1)
+            with duplex(streams, 4, 300, PORT + 1) as other:
+                for _ in range(2):
+                    until_more("tx_bytes", 1 << 20)
+                    host.run(f"echo 1 >{PARAMETERS}/go_back")
+                    until_more("tx_bytes", 1 << 20)
+                other.terminate()
+                assert other.wait(60).code == 0, other.err
+            server.terminate()
+            said = server.wait_for(r"right (\d+) (\d+)", 60)
+            assert (said[1], said[2]) == (str(batches * batch), str(batches * batch))
+    assert streams.counter("reset") == 0
 
 
 @pytest.mark.parametrize("which", ["egress", "ingress"])

@@ -96,9 +96,11 @@ static int do_sendmsg(struct sock *sk, struct msghdr *msg, size_t size)
 
 	if (stream && (msg->msg_flags & MSG_ZEROCOPY) &&
 	    !(msg->msg_flags & MSG_DONTWAIT)) {
-		/* It counts calls of TCP's, of which we would make several. */
-		done = give_back(stream) ?:
-		       base_of(sk)->sendmsg(sk, msg, size);
+		/* It counts calls of TCP's, of which we would make several, and waits in them. */
+		done = give_back(stream);
+		if (!done)
+			done = stream_may_make_anew() ? stream_make_anew() :
+			       base_of(sk)->sendmsg(sk, msg, size);
 		stream_put(stream);
 	} else if (stream) {
 		done = stream_send(stream, msg, size);
@@ -206,10 +208,10 @@ static u32 readable_bytes(struct stream *stream)
  * Whether there are as many as SO_RCVLOWAT says, or as come while the sender waits for a
  * quarter of its ring to be free.
  */
-static bool has_enough(const struct stream *stream)
+static bool has_enough(struct stream *stream)
 {
 	u32 wanted = max(READ_ONCE(stream->sk->sk_rcvlowat), 1);
-	u32 size;
+	u32 size, tail, seen, arrived;
 
 	lockdep_assert_held(&stream->lane_lock);
 	if (!stream->lane)
@@ -218,7 +220,23 @@ static bool has_enough(const struct stream *stream)
 	if (stream_is_last(stream))
 		wanted = 1;
 	size = READ_ONCE(stream->lane->rx.size);
-	return stream_arrived(stream->lane, size) >= min(wanted, size - size / 4);
+	do {
+		tail = READ_ONCE(stream->lane->rx.tail);
+		/* A reader comes no further than the head that it has seen: none is behind then. */
+		smp_rmb();
+		seen = vmloop_ring_seen(&stream->lane->rx);
+		arrived = seen - tail;
+		/* More than two rings is a lie, unless a reader has come further meanwhile. */
+	} while (arrived > 2 * STREAM_RING_MOST && tail != READ_ONCE(stream->lane->rx.tail));
+	if (arrived > 2 * STREAM_RING_MOST ||
+	    min(arrived, size) < min(wanted, size - size / 4))
+		return false;
+	/* A peer that takes it back would have the program wait in recv(): receive.c sees that. */
+	if (!stream->promises || (s32)(seen - stream->rx_promised) > 0) {
+		stream->rx_promised = seen;
+		WRITE_ONCE(stream->promises, true);
+	}
+	return true;
 }
 
 static bool is_readable(struct stream *stream)
@@ -555,10 +573,15 @@ static void close_with_reset(struct sock *sk)
 static bool close_later(struct stream *stream)
 {
 	struct sock *sk = stream->sk;
-	struct socket *orphan = sock_alloc();
+	struct socket *orphan;
 
-	if (!orphan)
+	if (!stream_orphan_begins(stream))
 		return false;
+	orphan = sock_alloc();
+	if (!orphan) {
+		stream_orphan_ends(stream);
+		return false;
+	}
 	orphan->type = SOCK_STREAM;
 	orphan->ops = stream_base_ops[stream->family];
 	__module_get(orphan->ops->owner);

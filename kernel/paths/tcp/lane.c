@@ -107,6 +107,7 @@ void stream_lane_up(struct vmloop_lane *lane)
 	spin_lock_bh(&stream->lane_lock);
 	vmloop_watch_start(&stream->watch, &watch_ops, lane);
 	stream->rx_told = lane->rx.tail;
+	WRITE_ONCE(stream->promises, false);
 	lane->rx.most = STREAM_RING_MOST;
 	stream->wants_bytes = false;
 	stream->wants_room = false;
@@ -213,6 +214,8 @@ void stream_lane_close(struct vmloop_lane *lane)
 	mutex_lock(&stream->rx_ring);
 	if (stream->up)
 		stream_keep(stream);
+	if (stream->up && stream->heard && (lane->rx.broken || stream_took_back(stream)))
+		stream->spoilt = true;
 	/* What could not be kept the peer sends again, by TCP. */
 	if (!stream->up || !stream->heard || stream->spoilt || vmloop_ring_ready(&lane->rx))
 		clear_bit(STREAM_LAST, &stream->flags);
@@ -220,6 +223,8 @@ void stream_lane_close(struct vmloop_lane *lane)
 	/* Pairs with the acquire in stream_is_at_end(): the flag is final. */
 	smp_store_release(&stream->closed, true);
 	mutex_unlock(&stream->rx_ring);
+	/* Whoever heard the peer meanwhile has rung it; from now on nobody does. */
+	tasklet_kill(&stream->bell);
 	if (test_bit(STREAM_LAST, &stream->flags))
 		tell_end(stream);
 

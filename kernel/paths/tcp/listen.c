@@ -11,11 +11,11 @@
  *   socket of TCP's. MPTCP's accept() looks at its tables, so it is taken over after that,
  *   by ours, when no program has it yet.
  *
- * Owns the list of listeners, and MPTCP's tables. Lock order: a socket's lock,
+ * Owns the table of listeners, and MPTCP's tables. Lock order: a socket's lock,
  * listeners_lock. Contexts: the tracepoint has the listener locked, by a task; accept() is
  * in process context, and may sleep.
  */
-#include <linux/list.h>
+#include <linux/hashtable.h>
 #include <linux/net.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
@@ -27,19 +27,20 @@
 
 /**
  * struct listener - a listening socket that has our ops
- * @sk: the socket; it cannot go before it is taken out of the list
+ * @sk: the socket; it cannot go before it is taken out of the table
  * @base: the kernel's ops of it
  * @ours: and ours
- * @list: in the list
+ * @node: in the table
  */
 struct listener {
 	struct sock *sk;
 	const struct proto_ops *base;
 	const struct proto_ops *ours;
-	struct list_head list;
+	struct hlist_node node;
 };
 
-static LIST_HEAD(listeners);
+/* By socket: a program may have as many as it may have files. */
+static DEFINE_HASHTABLE(listeners, STREAM_BUCKET_BITS);
 static DEFINE_SPINLOCK(listeners_lock);
 
 /* By family; NULL where the kernel has no MPTCP, or has it switched off. */
@@ -94,13 +95,13 @@ void stream_listen_begins(struct sock *sk)
 	listener->ours = is_mptcp(sk) ? mptcp_ops[index_of(sk)] :
 					stream_ops[index_of(sk)];
 	spin_lock_bh(&listeners_lock);
-	list_add(&listener->list, &listeners);
+	hash_add(listeners, &listener->node, (unsigned long)sk);
 	WRITE_ONCE(sock->ops, listener->ours);
 	spin_unlock_bh(&listeners_lock);
 }
 
 /*
- * Takes a listener out of the list; its socket has the kernel's ops again. All programs that
+ * Takes a listener out of the table; its socket has the kernel's ops again. All programs that
  * wait in our accept() look again: TCP wakes one of them.
  */
 static void listener_release(struct listener *listener)
@@ -111,7 +112,7 @@ static void listener_release(struct listener *listener)
 	lockdep_assert_held(&listeners_lock);
 	if (sock && sock->ops == listener->ours)
 		WRITE_ONCE(sock->ops, listener->base);
-	list_del(&listener->list);
+	hash_del(&listener->node);
 	kfree(listener);
 	sk->sk_state_change(sk);
 }
@@ -125,7 +126,7 @@ void stream_listen_ends(struct sock *sk)
 	struct listener *listener;
 
 	spin_lock_bh(&listeners_lock);
-	list_for_each_entry(listener, &listeners, list) {
+	hash_for_each_possible(listeners, listener, node, (unsigned long)sk) {
 		if (listener->sk == sk) {
 			listener_release(listener);
 			break;
@@ -277,10 +278,12 @@ void stream_listen_free(void)
  */
 void stream_listen_leave(void)
 {
-	struct listener *listener, *next;
+	struct listener *listener;
+	struct hlist_node *next;
+	unsigned int i;
 
 	spin_lock_bh(&listeners_lock);
-	list_for_each_entry_safe(listener, next, &listeners, list)
+	hash_for_each_safe(listeners, i, next, listener, node)
 		listener_release(listener);
 	spin_unlock_bh(&listeners_lock);
 }

@@ -14,7 +14,7 @@
 #define UNSENT_PART	64
 #define UNSENT_LEAST	(16UL << 20)
 
-struct workqueue_struct *stream_workqueue;
+struct workqueue_struct *stream_workqueue, *stream_slow_workqueue;
 
 unsigned int stream_after_bytes = 5 << 19;
 module_param_named(after_bytes, stream_after_bytes, uint, 0644);
@@ -160,6 +160,10 @@ static int __init stream_init(void)
 	stream_workqueue = alloc_workqueue("vmloop_tcp", WQ_UNBOUND, 0);
 	if (!stream_workqueue)
 		return -ENOMEM;
+	err = -ENOMEM;
+	stream_slow_workqueue = alloc_workqueue("vmloop_tcp_slow", WQ_UNBOUND, 0);
+	if (!stream_slow_workqueue)
+		goto err_slow;
 	err = stream_rules_init();
 	if (err)
 		goto err_rules;
@@ -190,6 +194,8 @@ err_path:
 err_table:
 	stream_rules_exit();
 err_rules:
+	destroy_workqueue(stream_slow_workqueue);
+err_slow:
 	destroy_workqueue(stream_workqueue);
 	return err;
 }
@@ -202,6 +208,7 @@ static void __exit stream_exit(void)
 	stream_take_exit();
 	stream_table_exit();
 	stream_rules_exit();
+	destroy_workqueue(stream_slow_workqueue);
 	destroy_workqueue(stream_workqueue);
 }
 

@@ -6,7 +6,7 @@
  * copied, since the peer has to say first, by TCP, what it has. Pending bytes were sent while
  * the stream went over to a lane or back to TCP: a little is taken from programs then, since
  * TCP with nothing unsent takes something from a call that does not wait, too. Pending bytes
- * are behind unsent ones.
+ * are behind unsent ones. And how many closed sockets wait for each peer's word.
  *
  * Locks: tx_ring protects both. When a lane has ended, the stream's work alone moves @unsent_at
  * and @pending_at, and reads what is behind them without it.
@@ -46,6 +46,16 @@ static struct budget pending_budget = {
 	.lock = __SPIN_LOCK_UNLOCKED(pending_budget.lock),
 };
 
+/*
+ * Sockets that programs have closed while TCP did not carry them, and that wait for their peers'
+ * word: so many at most, as TCP has for those that are its own (tcp_max_orphans).
+ */
+#define ORPHANS_MAX	4096
+
+static struct budget orphans = {
+	.lock = __SPIN_LOCK_UNLOCKED(orphans.lock),
+};
+
 static void uncharge(struct budget *budget, u8 peer, u32 size)
 {
 	spin_lock_bh(&budget->lock);
@@ -54,7 +64,7 @@ static void uncharge(struct budget *budget, u8 peer, u32 size)
 	spin_unlock_bh(&budget->lock);
 }
 
-/* @most: bytes of all peers. */
+/* @most: of all peers. */
 static bool charge(struct budget *budget, u8 peer, u32 size, u64 most)
 {
 	u64 own, others;
@@ -76,6 +86,24 @@ static bool charge(struct budget *budget, u8 peer, u32 size, u64 most)
 static u8 number_of(const struct stream *stream)
 {
 	return hash_64(READ_ONCE(stream->peer), ilog2(PEERS));
+}
+
+/**
+ * stream_orphan_begins() - a program has closed a socket, which is to wait for its peer's word
+ * @stream: its stream
+ *
+ * Return: whether it may; not if there are too many of that peer's, or of all.
+ */
+bool stream_orphan_begins(struct stream *stream)
+{
+	stream->orphan_peer = number_of(stream);
+	return charge(&orphans, stream->orphan_peer, 1, ORPHANS_MAX);
+}
+
+/** stream_orphan_ends() - it does not wait any more, or was not to be made */
+void stream_orphan_ends(const struct stream *stream)
+{
+	uncharge(&orphans, stream->orphan_peer, 1);
 }
 
 static u8 *unsent_alloc(u8 peer, u32 size)

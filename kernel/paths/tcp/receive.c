@@ -101,6 +101,31 @@ static bool look_out(struct stream *stream, bool work, int flags, bool ask)
 	return news & STREAM_NEWS_BYTES;
 }
 
+/**
+ * stream_took_back() - whether the peer says that it has come less far than when poll() looked
+ * @stream: a stream with a lane; rx_ring held, after a look at its ring
+ *
+ * What poll() has told of, and has been read since, counts no more.
+ */
+bool stream_took_back(struct stream *stream)
+{
+	const struct vmloop_ring_rx *rx = &stream->held->rx;
+	bool is_ahead;
+	u32 promised;
+
+	lockdep_assert_held(&stream->rx_ring);
+	if (!READ_ONCE(stream->promises))
+		return false;
+	spin_lock_bh(&stream->lane_lock);
+	promised = stream->rx_promised;
+	is_ahead = (s32)(promised - rx->head) > 0;
+	if (!is_ahead)
+		WRITE_ONCE(stream->promises, false);
+	spin_unlock_bh(&stream->lane_lock);
+	/* It may have come between our look and the promise: an honest peer goes on only. */
+	return is_ahead && (s32)(promised - vmloop_ring_seen(rx)) > 0;
+}
+
 /* The caller has rx_ring. */
 static int get(struct stream *stream, struct msghdr *msg, size_t size, int flags,
 	       bool ask)
@@ -136,6 +161,13 @@ static int get(struct stream *stream, struct msghdr *msg, size_t size, int flags
 	/* A ring that has moved, and has brought nothing yet: the peer has the old one back. */
 	if (!done && lane->rx.move != VMLOOP_RING_STAYS)
 		vmloop_ring_consume_publish(&lane->rx);
+	if (stream_took_back(stream) && !lane->rx.broken)
+		lane->rx.broken = VMLOOP_RING_HEAD;
+	/* A program that was told of bytes is not to wait for them: the connection is reset. */
+	if (lane->rx.broken) {
+		stream->spoilt = true;
+		stream_queue(stream, 0);
+	}
 	if (lane->rx.broken)
 		vmloop_lane_broken(lane, lane->rx.broken);
 	else if (lane->rx.head == lane->rx.tail)
@@ -168,6 +200,10 @@ bool stream_is_at_end(const struct stream *stream)
 	if (!stream->lane && !smp_load_acquire(&stream->closed))
 		return false;
 	if (!stream_is_last(stream) || !skb_queue_empty_lockless(&stream->kept))
+		return false;
+	/* Pairs with the barrier in switch.c's keep_no_more(): what was kept may be lost. */
+	smp_rmb();
+	if (!test_bit(STREAM_LAST, &stream->flags))
 		return false;
 	if (READ_ONCE(stream->heard))
 		return (s32)(READ_ONCE(stream->seq) - READ_ONCE(tcp_sk(sk)->copied_seq)) <= 0 &&
@@ -306,6 +342,20 @@ static bool has_come(const struct vmloop_lane *lane)
 	return vmloop_ring_moved(&lane->rx) || stream_is_last(stream);
 }
 
+/*
+ * Whether a call that looks at bytes without taking them is to see more of them, as TCP has such a
+ * one wait: for as long as TCP alone carries the stream, and more may come.
+ */
+static bool may_see_more(const struct stream *stream)
+{
+	const struct sock *sk = stream->sk;
+
+	return !READ_ONCE(stream->held) && !READ_ONCE(sk->sk_err) &&
+	       READ_ONCE(sk->sk_state) != TCP_CLOSE && READ_ONCE(sk->sk_peek_off) < 0 &&
+	       !(READ_ONCE(sk->sk_shutdown) & RCV_SHUTDOWN) && !READ_ONCE(tcp_sk(sk)->urg_data) &&
+	       !test_bit(STREAM_AT_END, &stream->flags) && !stream_is_last(stream);
+}
+
 /**
  * stream_receive() - recvmsg() of a socket that was taken over
  * @stream: its stream
@@ -321,7 +371,8 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 	const struct proto *base = stream_base[stream->family];
 	struct sock *sk = stream->sk;
 	bool waits = false, ask = false;
-	size_t done = 0, target;
+	size_t done = 0, seen = 0, target;
+	struct iov_iter to;
 	u64 began = 0;
 	long left;
 	int got;
@@ -332,7 +383,15 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 		/* What TCP would say of it, it says at the next call. */
 		if (done && READ_ONCE(sk->sk_err))
 			break;
+		if (flags & MSG_PEEK)
+			to = msg->msg_iter;
 		got = receive_once(stream, msg, size - done, flags, ask);
+		if (got > 0 && (flags & MSG_PEEK) && got < target && left && may_see_more(stream)) {
+			/* All of it anew when more has come. */
+			msg->msg_iter = to;
+			seen = got;
+			got = -EAGAIN;
+		}
 		if (got > 0) {
 			done += got;
 			if (began)
@@ -377,7 +436,7 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 			got = sock_intr_errno(left);
 			break;
 		}
-		if (!stream_is_ours(sk)) {
+		if (!stream_is_ours(sk) || test_bit(STREAM_DEAD, &stream->flags)) {
 			if (done)
 				break;
 			got = stream_may_make_anew() ? stream_make_anew() :
@@ -390,7 +449,13 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 	}
 	if (waits)
 		remove_wait_queue(sk_sleep(sk), &wait);
+	/* It was looked at, and nothing came then; or the call is made anew. */
+	if (!done && got <= 0 && got != -ERESTARTNOINTR)
+		done = seen;
 	if (done)
 		stream_keep_error(sk, got);
+	/* TCP does not know what the ring has: io_uring is to look again. */
+	if (msg->msg_get_inq && READ_ONCE(stream->held))
+		msg->msg_inq = -1;
 	return done ?: got;
 }

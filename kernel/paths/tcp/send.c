@@ -353,7 +353,7 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 			err = sock_intr_errno(left);
 			break;
 		}
-		if (!stream_is_ours(sk)) {
+		if (!stream_is_ours(sk) || test_bit(STREAM_DEAD, &stream->flags)) {
 			if (done)
 				break;
 			err = stream_may_make_anew() ? stream_make_anew() :
@@ -433,7 +433,8 @@ static int send_anyway(struct stream *stream, struct msghdr *msg, size_t size)
  * @size: how many
  *
  * Context: the stream's work; nobody else sends by TCP now.
- * Return: how many went, or a negative errno; -EAGAIN where there is no memory.
+ * Return: how many went, or a negative errno; -EAGAIN where there is no memory, or a program keeps
+ * the socket locked.
  */
 int stream_send_by_tcp(struct stream *stream, const void *from, size_t size)
 {
@@ -443,7 +444,8 @@ int stream_send_by_tcp(struct stream *stream, const void *from, size_t size)
 	int sent = -ENOTCONN;
 
 	iov_iter_kvec(&msg.msg_iter, ITER_SOURCE, &part, 1, size);
-	lock_sock(sk);
+	if (!stream_lock_sock(stream))
+		return -EAGAIN;
 	/* One that was disconnected may be another connection's by now. */
 	if (sk->sk_socket && !test_bit(STREAM_DEAD, &stream->flags) &&
 	    ((1 << sk->sk_state) & (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT)))

@@ -100,6 +100,9 @@ enum stream_flag {
 	STREAM_CLOSED,		/* its program has closed it, and nothing stands in for that yet */
 	STREAM_SPEAK,		/* TCP is to send an acknowledgment */
 	STREAM_GROW,		/* a larger ring would help */
+	STREAM_ACK,		/* TCP is to send the one that is owed at once */
+	STREAM_ABORT,		/* TCP is to end the connection */
+	STREAM_ABORTED,		/* and has done so */
 	STREAM_LAST,		/* the peer's program sends nothing behind what the lane has */
 	STREAM_AT_END,		/* and all of that has been read */
 };
@@ -215,6 +218,7 @@ struct stream_spin {
  * @by_sock: in the table of all streams
  * @by_tuple: in the table of those that are ours
  * @rcu: frees it
+ * @slow: calls of TCP's that wait for the socket's lock (lock.c)
  * @work: what takes time: opens the lane, says hello, brings the stream back
  * @bell: wakes those who wait, after a doorbell, or what stands in for one
  * @lane_lock: protects @lane for those who only look, what they have asked for, and the
@@ -241,6 +245,8 @@ struct stream_spin {
  * @wants_room: somebody waits until a quarter of our ring is free
  * @turns: how often in a row @bell was to run again at once; under @lane_lock
  * @watch: of the lane's ring; whoever has @lane_lock is its owner
+ * @rx_promised: how far poll() has said that the ring can be read, until that has been read
+ * @promises: it has; both under @lane_lock
  * @rx_told: how far readers have been told of the ring; under @lane_lock, the watcher reads
  *	it
  *
@@ -303,8 +309,13 @@ struct stream_spin {
  * @listens: it is there
  * @since: when it was first asked for, or the application closed the socket, in jiffies
  * @retry: when it is asked for again, in jiffies from then
+ * @is_kept_out: it did not get a lock that a program may hold for long, this time
+ * @was_kept_out: the time before
+ * @kept_out: runs of it since then
+ * @kept_out_since: when it got the socket's lock last, or was not kept out, in jiffies
  * @again: so many times as much must go by TCP before a lane is tried again
  * @orphan: a socket of ours to close in the application's place
+ * @orphan_peer: number of the peer that it counts for
  *
  * From @up on: of @work, but for @up, which is set before it runs, @ended and @orphan,
  * which it acquires, and @since, which close() sets before @orphan.
@@ -327,6 +338,7 @@ struct stream {
 	struct hlist_node by_tuple;
 	struct rcu_head rcu;
 	struct delayed_work work;
+	struct delayed_work slow;
 	struct tasklet_struct bell;
 	spinlock_t lane_lock;	/* protects lane */
 	struct vmloop_lane *lane;
@@ -349,6 +361,8 @@ struct stream {
 	unsigned int turns;
 	struct vmloop_watch watch;
 	u32 rx_told;
+	u32 rx_promised;
+	bool promises;
 
 	struct mutex tx_mutex;
 	struct mutex tx_ring;
@@ -405,8 +419,13 @@ struct stream {
 	bool listens;
 	unsigned long since;
 	unsigned long retry;
+	bool is_kept_out;
+	bool was_kept_out;
+	unsigned long kept_out_since;
+	unsigned int kept_out;
 	unsigned int again;
 	struct socket *orphan;
+	u8 orphan_peer;
 };
 
 /* What has happened to streams: parameters of the module, for people and tests. */
@@ -517,7 +536,7 @@ static inline bool stream_is_last(const struct stream *stream)
 }
 
 /* main.c */
-extern struct workqueue_struct *stream_workqueue;
+extern struct workqueue_struct *stream_workqueue, *stream_slow_workqueue;
 extern unsigned int stream_after_bytes;
 extern unsigned int stream_after_turns;
 extern unsigned int stream_ring_size;
@@ -569,6 +588,7 @@ void stream_rules_exit(void);
 extern struct srcu_struct stream_users;
 struct stream *stream_look(const struct sock *sk);
 struct stream *stream_get(const struct sock *sk);
+bool stream_all_freed(void);
 void stream_hold(struct stream *stream);
 void stream_put(struct stream *stream);
 struct stream *stream_make(struct sock *sk, unsigned int family, bool active);
@@ -643,7 +663,7 @@ void stream_work(struct work_struct *work);
 bool stream_hear(struct stream *stream);
 void stream_keep(struct stream *stream);
 int stream_merge_kept(struct stream *stream);
-void stream_reset(struct stream *stream);
+bool stream_reset(struct stream *stream);
 void stream_purge(struct stream *stream);
 void stream_lower_rcvbuf(struct stream *stream);
 void stream_look_idle(struct stream *stream);
@@ -657,12 +677,22 @@ extern struct genl_family stream_family;
 int stream_list_init(void);
 void stream_list_exit(void);
 
+/* lock.c; process context */
+void stream_slow_work(struct work_struct *work);
+void stream_ack_at_once(struct stream *stream);
+bool stream_abort(struct stream *stream);
+bool stream_try_lock_sock(struct sock *sk);
+bool stream_lock_sock(struct stream *stream);
+bool stream_lock_mutex(struct stream *stream, struct mutex *mutex);
+
 /* merge.c; the socket locked */
 struct sk_buff *stream_merge_make(unsigned int size);
 int stream_merge(struct sock *sk, u32 seq, struct sk_buff_head *kept);
 int stream_merge_cut(struct sock *sk, u32 seq, u32 size);
 
 /* pending.c; process context, but for has_room and bytes */
+bool stream_orphan_begins(struct stream *stream);
+void stream_orphan_ends(const struct stream *stream);
 void stream_unsent_copy(struct stream *stream);
 void stream_pending_refuse(struct stream *stream);
 int stream_pending_add(struct stream *stream, struct msghdr *msg, size_t size);
@@ -689,5 +719,6 @@ void stream_send_show(struct stream *stream);
 int stream_receive(struct stream *stream, struct msghdr *msg, size_t size,
 		   int flags);
 bool stream_is_at_end(const struct stream *stream);
+bool stream_took_back(struct stream *stream);
 
 #endif /* VMLOOP_STREAM_H */

@@ -57,6 +57,7 @@
 #define KEPT_MUCH	(KEPT_MAX / 4)
 #define KEPT_STEP	(256U << 10)
 #define KEPT_TIME	(60 * HZ)
+#define KEPT_TRIES	30
 
 static atomic_long_t kept_memory;
 
@@ -95,7 +96,10 @@ static bool owes_much(const struct sock *sk)
 	return tcp_sk(sk)->write_seq - tcp_sk(sk)->snd_una > STREAM_OWED;
 }
 
-/* Stop to send by TCP, and tell the peer where, now or later. False: never. */
+/*
+ * Stop to send by TCP, and tell the peer where; or later, if TCP owes too much, or a program keeps
+ * a lock. False: never.
+ */
 static bool say_hello(struct stream *stream)
 {
 	struct vmloop_lane *lane = stream->held;
@@ -103,9 +107,13 @@ static bool say_hello(struct stream *stream)
 	bool may;
 	void *to;
 
-	mutex_lock(&stream->tx_mutex);
+	if (!stream_lock_mutex(stream, &stream->tx_mutex))
+		return true;
 	/* A FIN comes before this, or is seen. */
-	lock_sock(stream->sk);
+	if (!stream_lock_sock(stream)) {
+		mutex_unlock(&stream->tx_mutex);
+		return true;
+	}
 	mutex_lock(&stream->tx_ring);
 	may = may_stop(stream);
 	if (may && !owes_much(stream->sk) && !stream->down &&
@@ -276,6 +284,13 @@ static bool has_queue(const struct stream *stream)
 	       (sk->sk_state != TCP_CLOSE || inet_sk(sk)->inet_dport);
 }
 
+/* The socket of ours to close in the application's place, or NULL. */
+static struct socket *orphan_of(const struct stream *stream)
+{
+	/* Pairs with the release in calls.c's close_later(): @since is its time, too. */
+	return smp_load_acquire(&stream->orphan);
+}
+
 /*
  * The peer's answer is to reach us, though the application does not read what is before
  * it: the receive buffer has room for what is to come by TCP up to there. Our own answer
@@ -320,7 +335,8 @@ static int merge(struct stream *stream)
 	err = stream_merge(sk, stream->seq, &stream->kept);
 	account_kept(stream);
 	moved = stream->kept_memory != had;
-	if (stream->closed)
+	/* Nobody reads what comes to a socket that has been closed. */
+	if (stream->closed && !orphan_of(stream))
 		make_room(stream);
 	mutex_unlock(&stream->rx_ring);
 	if (sk->sk_rcvbuf != was) {
@@ -333,9 +349,23 @@ static int merge(struct stream *stream)
 	return err;
 }
 
+/* stream_merge_kept() for the work: -EAGAIN as well if a program keeps the socket locked. */
+static int merge_by_work(struct stream *stream)
+{
+	int err;
+
+	if (!stream_lock_sock(stream))
+		return -EAGAIN;
+	err = merge(stream);
+	release_sock(stream->sk);
+	return err;
+}
+
 /**
  * stream_merge_kept() - have what was kept of a lane be TCP's now
  * @stream: the stream
+ *
+ * By a program's call, which may wait for another one's.
  *
  * Return: 0; -EAGAIN as long as TCP has not what is before it; or another negative errno,
  * on which the work acts.
@@ -390,12 +420,11 @@ static void go_over(struct stream *stream)
 
 	if (stream->tx == STREAM_TX_TCP && !READ_ONCE(stream->down) &&
 	    (stream_is_elsewhere(stream) || stream_way(stream->sk) == -EACCES ||
-	     !say_hello(stream))) {
+	     !stream_rule_allows(stream->sk) || !say_hello(stream))) {
 		vmloop_lane_shut(lane, VMLOOP_REASON_NONE);
 		return;
 	}
-	if (!READ_ONCE(stream->heard)) {
-		mutex_lock(&stream->rx_mutex);
+	if (!READ_ONCE(stream->heard) && stream_lock_mutex(stream, &stream->rx_mutex)) {
 		mutex_lock(&stream->rx_ring);
 		stream_hear(stream);
 		mutex_unlock(&stream->rx_ring);
@@ -407,7 +436,7 @@ static void go_over(struct stream *stream)
 		if (!stream->closed && !vmloop_ring_ready(&lane->rx))
 			vmloop_lane_read(lane);
 		mutex_unlock(&stream->rx_ring);
-		err = stream_merge_kept(stream);
+		err = merge_by_work(stream);
 		if (err == -EPROTO)
 			stream->spoilt = true;
 		changed = true;
@@ -572,7 +601,8 @@ static int ask(struct stream *stream)
 
 	if (stream->answered)
 		return 0;
-	lock_sock(stream->sk);
+	if (!stream_lock_sock(stream))
+		return -EAGAIN;
 	err = hear_answer(stream);
 	if (err == -EAGAIN)
 		listen_for_answer(stream);
@@ -591,7 +621,7 @@ static bool is_gone(const struct stream *stream)
 
 /*
  * The connection cannot go on. What came before its end can be read, and nothing behind
- * it that is ours. Returns 0 or -ENOMEM: try again.
+ * it that is ours. Returns 0; -ENOMEM or -EAGAIN: try again.
  */
 static int forget(struct stream *stream)
 {
@@ -599,7 +629,8 @@ static int forget(struct stream *stream)
 	int err = 0;
 	u32 seq;
 
-	lock_sock(sk);
+	if (!stream_lock_sock(stream))
+		return -EAGAIN;
 	/* Without a lane's bytes all is TCP's; one that has ended in order has said all. */
 	if (!stream->heard || !has_queue(stream) ||
 	    (!stream->spoilt && (!stream->carried || !hear_answer(stream))))
@@ -633,37 +664,43 @@ out:
 /**
  * stream_reset() - end a connection as TCP does when it cannot go on
  * @stream: its stream; one that has ended is left as it is
+ *
+ * Return: whether it has ended; else its work runs again when it has.
  */
-void stream_reset(struct stream *stream)
+bool stream_reset(struct stream *stream)
 {
-	if (is_gone(stream))
-		return;
-	stream_count(STREAM_RESET, 1);
-	if (stream_base[stream->family]->diag_destroy)
-		stream_base[stream->family]->diag_destroy(stream->sk,
-							  ECONNRESET);
+	if (is_gone(stream) || test_bit(STREAM_ABORTED, &stream->flags))
+		return true;
+	if (stream_abort(stream))
+		stream_count(STREAM_RESET, 1);
+	return false;
 }
 
 /*
  * What is to be known is known, and what was to be sent by TCP was: TCP goes on. Returns false,
- * with nothing changed, if a program has sent more meanwhile. With @err the connection has
- * ended, and what is pending is forgotten.
+ * with nothing changed, if a program has sent more meanwhile, or keeps the socket locked. With @err
+ * the connection has ended, and what is pending is forgotten.
  */
 static bool go_on(struct stream *stream, int err)
 {
 	struct vmloop_lane *lane = stream->held;
 	enum stream_why why = READ_ONCE(stream->why_ended);
-	bool carried = stream->carried, is_sent;
+	bool carried = stream->carried, was_used = false, is_sent;
 
+	if (!stream_lock_sock(stream))
+		return false;
 	mutex_lock(&stream->tx_ring);
 	is_sent = err || stream_pending_is_sent(stream);
 	if (is_sent) {
 		stream_pending_free(stream);
 		WRITE_ONCE(stream->tx, STREAM_TX_TCP);
+		was_used = carried && (stream->sent || stream->got);
 	}
 	mutex_unlock(&stream->tx_ring);
-	if (!is_sent)
+	if (!is_sent) {
+		release_sock(stream->sk);
 		return false;
+	}
 
 	if (stream->up && why != STREAM_WHY_POLICY)
 		why = STREAM_WHY_YOUNG;
@@ -672,16 +709,17 @@ static bool go_on(struct stream *stream, int err)
 	stream_purge(stream);
 	WRITE_ONCE(stream->heard, false);
 	mutex_unlock(&stream->rx_ring);
-	lock_sock(stream->sk);
 	stream_lower_rcvbuf(stream);
 	stream_listen_no_more(stream);
 	release_sock(stream->sk);
 	if (carried)
 		stream_count(STREAM_BACK, 1);
-	/* From here on the peer may open the next one. */
+	/* From here on the peer may open the next one. Under rx_ring a reader looks at this one. */
+	mutex_lock(&stream->rx_ring);
 	WRITE_ONCE(stream->held, NULL);
+	mutex_unlock(&stream->rx_ring);
 	vmloop_lane_put(lane);
-	if (!stream->active && !carried)
+	if (!stream->active && !was_used)
 		stream_for_nothing(stream);
 	else
 		stream_not_now(stream, why);
@@ -689,10 +727,11 @@ static bool go_on(struct stream *stream, int err)
 	return true;
 }
 
-/* Nothing came by the lane: what the peer sends by TCP can be read, whenever we go on. */
-static void hear_nothing(struct stream *stream)
+/* Nothing came by the lane: what the peer sends by TCP can be read now. Returns 0 or -EAGAIN. */
+static int hear_nothing(struct stream *stream)
 {
-	lock_sock(stream->sk);
+	if (!stream_lock_sock(stream))
+		return -EAGAIN;
 	mutex_lock(&stream->rx_ring);
 	stream_purge(stream);
 	WRITE_ONCE(stream->heard, false);
@@ -701,6 +740,7 @@ static void hear_nothing(struct stream *stream)
 	release_sock(stream->sk);
 	stream->answered = true;
 	wake(stream);
+	return 0;
 }
 
 /* Both ways are told of. 0; -EAGAIN; or why the connection cannot go on. */
@@ -711,13 +751,12 @@ static int settle(struct stream *stream)
 	if (stream->spoilt)
 		return -EPROTO;
 	if (!stream->carried) {
-		if (!stream->answered)
-			hear_nothing(stream);
-		return stream_pending_by_tcp(stream);
+		err = stream->answered ? 0 : hear_nothing(stream);
+		return err ?: stream_pending_by_tcp(stream);
 	}
 	/* What has come can be read, whatever the peer does now, and its answer can come. */
 	if (!stream->answered) {
-		err = stream_merge_kept(stream);
+		err = merge_by_work(stream);
 		if (err == -EPROTO)
 			return err;
 	}
@@ -742,13 +781,6 @@ static unsigned long retry_after(const struct stream *stream)
 	if (waited < RETRY_OFTEN)
 		return RETRY;
 	return clamp(stream->retry * 2, RETRY, most);
-}
-
-/* The socket of ours to close in the application's place, or NULL. */
-static struct socket *orphan_of(const struct stream *stream)
-{
-	/* Pairs with the release in calls.c's close_later(): @since is its time, too. */
-	return smp_load_acquire(&stream->orphan);
 }
 
 /*
@@ -794,13 +826,58 @@ static bool is_late(struct stream *stream)
 	       time_after(jiffies, READ_ONCE(stream->since) + time);
 }
 
+/*
+ * Whether TCP has brought bytes to a program that has closed the socket, and owes more: TCP would
+ * reset such a connection.
+ */
+static bool is_unwanted(const struct stream *stream)
+{
+	const struct tcp_sock *tp = tcp_sk(stream->sk);
+	u32 next = READ_ONCE(tp->rcv_nxt);
+
+	return orphan_of(stream) && READ_ONCE(stream->heard) &&
+	       before(READ_ONCE(tp->copied_seq), next) && before(next, READ_ONCE(stream->seq));
+}
+
+/*
+ * Bytes are not kept for ever for a connection that a program keeps locked: others need the memory.
+ * It is reset when the lock is free, and until then it is not at its end.
+ */
+static void keep_no_more(struct stream *stream)
+{
+	/* Not of a machine that stood still for so long: the work tried again and again. */
+	if (stream->kept_out < KEPT_TRIES ||
+	    !time_after(jiffies, stream->kept_out_since + KEPT_TIME) ||
+	    !(stream->unsent_memory || READ_ONCE(stream->kept_memory) || stream->pending[0]))
+		return;
+	mutex_lock(&stream->tx_ring);
+	stream_pending_free(stream);
+	mutex_unlock(&stream->tx_ring);
+	mutex_lock(&stream->rx_ring);
+	clear_bit(STREAM_LAST, &stream->flags);
+	/* Pairs with the barrier in stream_is_at_end(): nothing is kept, and no end is seen. */
+	smp_mb__after_atomic();
+	stream_purge(stream);
+	stream->spoilt = true;
+	mutex_unlock(&stream->rx_ring);
+}
+
 /* What became of the lane is known. */
 static void come_back(struct stream *stream)
 {
-	int err = is_gone(stream) ? -ENOTCONN : settle(stream);
+	int err = 0;
+
+	if (is_gone(stream))
+		err = -ENOTCONN;
+	else if (is_unwanted(stream) || test_bit(STREAM_ABORT, &stream->flags))
+		err = -ECONNRESET;
+	else
+		err = settle(stream);
 
 	if (!stream->retry)
 		WRITE_ONCE(stream->since, jiffies);
+	if (err)
+		keep_no_more(stream);
 	if (err == -EAGAIN) {
 		stream->retry = retry_after(stream);
 		if (!is_late(stream)) {
@@ -809,15 +886,14 @@ static void come_back(struct stream *stream)
 		}
 	}
 	if (err) {
-		if (forget(stream)) {
+		if (forget(stream) || !stream_reset(stream)) {
 			stream->retry = RETRY_MAX;
 			stream_queue(stream, RETRY_MAX);
 			return;
 		}
-		stream_reset(stream);
 	}
 	if (!go_on(stream, err))
-		stream_queue(stream, 0);
+		stream_queue(stream, stream->is_kept_out ? RETRY_MAX : 0);
 }
 
 /* TCP carries what we send: what the application wanted meanwhile can be done. */
@@ -830,12 +906,14 @@ static void catch_up(struct stream *stream)
 	if (orphan) {
 		stream->orphan = NULL;
 		sock_release(orphan);
+		stream_orphan_ends(stream);
 		return;
 	}
 	if (!test_bit(STREAM_FIN, &stream->flags) ||
 	    test_bit(STREAM_DEAD, &stream->flags))
 		return;
-	lock_sock(sk);
+	if (!stream_lock_sock(stream))
+		return;
 	if ((1 << sk->sk_state) & (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT)) {
 		sk->sk_shutdown |= SEND_SHUTDOWN;
 		base->shutdown(sk, SEND_SHUTDOWN);
@@ -884,17 +962,19 @@ static void end_spoilt(struct stream *stream)
 static void speak(struct stream *stream)
 {
 	struct sock *sk = stream->sk;
-	int how = 0;
+	bool owes = false;
 
-	lock_sock(sk);
+	if (!stream_lock_sock(stream)) {
+		set_bit(STREAM_SPEAK, &stream->flags);
+		return;
+	}
 	if (!test_bit(STREAM_DEAD, &stream->flags)) {
 		inet_csk_schedule_ack(sk);
-		/* This one at once; TCP delays the next ones as before. */
-		how = inet_csk_in_pingpong_mode(sk) ? 2 : 1;
+		owes = true;
 	}
 	release_sock(sk);
-	if (how)
-		tcp_sock_set_quickack(sk, how);
+	if (owes)
+		stream_ack_at_once(stream);
 }
 
 /*
@@ -915,6 +995,7 @@ void stream_work(struct work_struct *work)
 	struct stream *stream = container_of(to_delayed_work(work), struct stream,
 					     work);
 
+	stream->is_kept_out = false;
 	if (test_and_clear_bit(STREAM_SPEAK, &stream->flags))
 		speak(stream);
 	if (!READ_ONCE(stream->held)) {
@@ -926,7 +1007,8 @@ void stream_work(struct work_struct *work)
 			come_back(stream);
 		} else if (stream_is_up(stream)) {
 			if ((test_and_clear_bit(STREAM_GO_BACK, &stream->flags) ||
-			     test_bit(STREAM_STAYS, &stream->flags)) &&
+			     test_bit(STREAM_STAYS, &stream->flags) ||
+			     test_bit(STREAM_DEAD, &stream->flags)) &&
 			    !READ_ONCE(stream->down))
 				vmloop_lane_shut(stream->held, why_shut(stream));
 			go_over(stream);
@@ -941,6 +1023,14 @@ void stream_work(struct work_struct *work)
 	}
 	if (!READ_ONCE(stream->held))
 		catch_up(stream);
+	if (!stream->was_kept_out || !stream->is_kept_out) {
+		stream->kept_out_since = jiffies;
+		stream->kept_out = 0;
+	}
+	stream->kept_out++;
+	stream->was_kept_out = stream->is_kept_out;
+	if (stream->is_kept_out)
+		stream_queue(stream, RETRY_MAX);
 	stream_put(stream);
 }
 
@@ -982,7 +1072,8 @@ void stream_go_back(struct stream *stream)
 /*
  * A connection may have its lane no longer if it leads elsewhere by now (a guest that answered
  * for the peer's address for a while has none for longer), or policy encrypts it, or a program
- * has asked the kernel, which does not tell us, for what lanes do not carry. Of a way that has
+ * has asked the kernel, which does not tell us, for what lanes do not carry, or a rule came while
+ * the lane was on its way. Of a way that has
  * changed TCP learns when it sends; where it has none then, a policy may forbid it.
  */
 static void look_at_lane(struct stream *stream)
@@ -992,7 +1083,7 @@ static void look_at_lane(struct stream *stream)
 
 	stream->lost = err == -ESTALE ? stream->lost + 1 : 0;
 	if (err == -EACCES || stream->lost == STREAM_LOST_LOOKS ||
-	    stream_is_elsewhere(stream) || stream_has_option(sk)) {
+	    stream_is_elsewhere(stream) || stream_has_option(sk) || !stream_rule_allows(sk)) {
 		stream->lost = 0;
 		stream_go_back(stream);
 	} else if (err == -ESTALE) {

@@ -83,6 +83,15 @@ struct stream *stream_get(const struct sock *sk)
 	return stream;
 }
 
+/* Streams that have memory: each work that is to run has a reference to its own. */
+static atomic_t alive;
+
+/** stream_all_freed() - whether no stream is left, nor a work of one */
+bool stream_all_freed(void)
+{
+	return !atomic_read(&alive);
+}
+
 static void stream_free(struct kref *refs)
 {
 	struct stream *stream = container_of(refs, struct stream, refs);
@@ -92,6 +101,7 @@ static void stream_free(struct kref *refs)
 	stream_pending_free(stream);
 	sock_put(stream->sk);
 	kfree_rcu(stream, rcu);
+	atomic_dec(&alive);
 }
 
 void stream_hold(struct stream *stream)
@@ -139,6 +149,7 @@ struct stream *stream_make(struct sock *sk, unsigned int family, bool active)
 	stream->again = 1;
 	kref_init(&stream->refs);
 	INIT_DELAYED_WORK(&stream->work, stream_work);
+	INIT_DELAYED_WORK(&stream->slow, stream_slow_work);
 	tasklet_setup(&stream->bell, stream_ring_bell);
 	spin_lock_init(&stream->lane_lock);
 	mutex_init(&stream->tx_mutex);
@@ -151,6 +162,7 @@ struct stream *stream_make(struct sock *sk, unsigned int family, bool active)
 		kfree(stream);
 		return NULL;
 	}
+	atomic_inc(&alive);
 	sock_hold(sk);
 	return stream;
 }

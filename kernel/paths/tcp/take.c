@@ -268,7 +268,9 @@ static void give_back(struct stream *stream)
 	struct sock *sk = stream->sk;
 
 	stream_leave(stream);
-	lock_sock(sk);
+	/* Others need not wait for a program that waits for its memory. */
+	if (!stream_try_lock_sock(sk))
+		return;
 	if (stream_is_plain(stream) ||
 	    (!READ_ONCE(stream->held) && sk->sk_state == TCP_CLOSE))
 		stream_release(stream);
@@ -338,6 +340,11 @@ err_learn:
 	return err;
 }
 
+static void reset(struct stream *stream)
+{
+	stream_reset(stream);
+}
+
 /*
  * All sockets go back. Nobody can be on the way to one of our calls, or in one,
  * when this returns.
@@ -363,7 +370,7 @@ void stream_take_exit(void)
 		}
 		/* Nor by TCP. */
 		if (time_after(jiffies, start + LEAVE_TIME))
-			stream_each(stream_reset);
+			stream_each(reset);
 		schedule_timeout_uninterruptible(HZ / 100);
 	}
 	tracepoint_probe_unregister(state_point, state_changes, NULL);
@@ -379,5 +386,9 @@ void stream_take_exit(void)
 	synchronize_srcu(&stream_users);
 	/* And who has left it has returned. */
 	synchronize_rcu_tasks();
+	/* A work that is to run later has a timer, for which nobody else waits. */
+	while (!stream_all_freed())
+		schedule_timeout_uninterruptible(1);
+	flush_workqueue(stream_slow_workqueue);
 	flush_workqueue(stream_workqueue);
 }
