@@ -1073,8 +1073,8 @@ void stream_go_back(struct stream *stream)
  * A connection may have its lane no longer if it leads elsewhere by now (a guest that answered
  * for the peer's address for a while has none for longer), or policy encrypts it, or a program
  * has asked the kernel, which does not tell us, for what lanes do not carry, or a rule came while
- * the lane was on its way. Of a way that has
- * changed TCP learns when it sends; where it has none then, a policy may forbid it.
+ * the lane was on its way. Of a way that has changed TCP learns when it sends; where it has none
+ * then, a policy may forbid it.
  */
 static void look_at_lane(struct stream *stream)
 {
