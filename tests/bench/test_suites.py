@@ -91,6 +91,11 @@ def test_what_suites_say():
     one = redis.run_of(said + "!!! WARNING The following tests failed:\nstatus 1")
     assert one.results == {"SET and GET#1": "passed", "SET and GET#2": "passed", "N clients#1": "failed"}
     assert (one.status, one.cut) == (1, "")
+    kills = [f"[{word}]: PSYNC2 #3899 regression: kill chained replica\n" for word in ("ok", "err", "ok")]
+    one = redis.run_of("".join(kills) + "!!! WARNING The following tests failed:\nstatus 1")
+    assert one.results == {"PSYNCN #N regression: kill chained replica#1": "failed"}
+    one = redis.run_of(kills[0] + kills[2] + "All tests passed without errors\nstatus 0")
+    assert one.results == {"PSYNCN #N regression: kill chained replica#1": "passed"}
 
     said = "test boolean ... ok   12 ms\nparallel group (2 tests):  a b\n     char  ... FAILED  9 ms\n"
     assert postgres.run_of(said + "status 2").cut
