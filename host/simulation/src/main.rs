@@ -169,7 +169,7 @@ async fn settle(agent: u32) -> anyhow::Result<()> {
     loop {
         let before = usage::cpu(agent)?;
         sleep(Duration::from_millis(500)).await;
-        if usage::cpu(agent)? - before < Duration::from_millis(10) {
+        if usage::cpu(agent)?.saturating_sub(before) < Duration::from_millis(10) {
             return Ok(());
         }
     }
