@@ -103,7 +103,7 @@ def test_loading(stage: str, streams: Streams, request: pytest.FixtureRequest) -
     # Conntrack's work walks all of its buckets, 262,144 by default, once a minute. With KASAN and lockdep that takes
     # long, and the grace period of RCU's tasks, for which rmmod waits, does not end before it.
     host.run("f=/proc/sys/net/netfilter/nf_conntrack_buckets; [ ! -e $f ] || echo 1024 >$f")
-    # Those that were there before go on by TCP, and are many: they rest for longer.
+    # After the first load these go on by TCP, since their listener is older than the module. They rest for longer.
     with duplex(streams, 12, 3 * 3600, pause=4 * pause) as old:
         for number in range(loads):
             if number:
@@ -165,7 +165,7 @@ def test_switching_without_memory(stage: str, streams: Streams) -> None:
     streams.leave_after(1)
     with duplex(streams, 4, 600) as client:
         until(lambda: streams.counter("paired") > 0, 60, "lanes")
-        # Before: TCP is short of memory at once, and counts that when it begins.
+        # Read first: TCP is short of memory as soon as the limit is there, and counts that when it begins.
         refused = memory_refusals(host)
         host.run("sysctl -qw net.ipv4.tcp_mem='1 1 1'")
         try:
