@@ -9,7 +9,7 @@ from typing import Any
 
 from vmlab import Guest, Lab, LabFailed, paths
 from vmlab.errors import VmlabError
-from vmlab.process import SLOW
+from vmlab.process import allowed
 
 from .hosts import StageHost
 
@@ -41,11 +41,11 @@ RING_SIZE = 4 << 20
 
 
 def wait_for(look: Callable[[], bool], seconds: float, what: str) -> None:
-    """Look until it is so. Raises VmlabError after ``seconds``."""
-    deadline = time.monotonic() + seconds * SLOW
+    """Look until it is so. Raises VmlabError after ``seconds`` of a fast machine (allowed())."""
+    deadline = time.monotonic() + allowed(seconds)
     while not look():
         if time.monotonic() > deadline:
-            raise VmlabError(f"not within {seconds:g} s: {what}")
+            raise VmlabError(f"not within {allowed(seconds):g} s: {what}")
         time.sleep(0.05)
 
 

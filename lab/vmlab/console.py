@@ -6,7 +6,6 @@ host's console and on each guest's, and belongs to the test during which it appe
 """
 
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,14 +157,3 @@ class ConsoleWatch:
     def check(self, files: Mapping[str, Path]) -> list[Finding]:
         """The findings since the last call."""
         return [one for machine, text in self.read_new(files).items() for one in scan(machine, text)]
-
-
-def wait_for_text(path: Path, pattern: str, timeout: float) -> bool:
-    """Whether ``pattern`` appears in a console's file within ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
-    while True:
-        if path.exists() and re.search(pattern, path.read_text(errors="replace")):
-            return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from . import accel, kernels, movable, programs
 from .errors import GuestFailed, VmlabError
 from .kinds import HostKind, Outer, bridge_port
+from .process import allowed
 from .qemu import MACHINES, QEMU_UID, TCG_APPEND, TCG_CPU, TCG_CPUS, guest_command, linux, outer_command
 
 if TYPE_CHECKING:
@@ -107,18 +108,18 @@ done
         guest.qmp("migrate", {"uri": uri})
 
     def wait_migrated(self, here: "Guest", there: "Guest", seconds: float) -> float | None:
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + allowed(seconds)
         while (found := here.qmp("query-migrate")).get("status") not in OVER:
             if time.monotonic() > deadline:
                 here.qmp("migrate_cancel")
-                raise GuestFailed(f"{here.name}: not migrated within {seconds:.0f} s: {found}")
+                raise GuestFailed(f"{here.name}: not migrated within {allowed(seconds):.0f} s: {found}")
             time.sleep(0.1)
         if found["status"] != "completed":
             raise GuestFailed(f"{here.name} stays on {here.host.name}: {found}")
         # It says that it has completed before it says for how long.
         while here.qmp("query-status")["status"] != "postmigrate":
             if time.monotonic() > deadline:
-                raise GuestFailed(f"{here.name} has migrated, and is not done with it within {seconds:.0f} s")
+                raise GuestFailed(f"{here.name} has migrated, and is not done with it within {allowed(seconds):.0f} s")
             time.sleep(0.1)
         return float(here.qmp("query-migrate")["downtime"]) / 1000
 

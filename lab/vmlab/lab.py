@@ -23,7 +23,7 @@ from .errors import CommandFailed, ConsoleFailed, GuestFailed, LabFailed, VmlabE
 from .kinds import HostKind, Outer, find_kind
 from .machine import Guest, Host
 from .migration import migrate
-from .process import SLOW
+from .process import allowed
 from .qemu import FIRST_HOST, GuestSpec
 
 
@@ -367,7 +367,7 @@ class Lab:
             if not answers[self.machine(machine).host.name]:
                 continue
             try:
-                if machine in self.hosts or self.guest(machine).answers(5):
+                if machine in self.hosts or self.guest(machine).answers():
                     with self.machine(machine).popen(["dmesg"]) as process:
                         text = process.wait(10).out
                     (target / machine / "dmesg.txt").write_text(text)
@@ -426,7 +426,7 @@ class Lab:
                 start_new_session=True, cwd="/",
             )  # fmt: skip
         self._child = child
-        deadline = time.monotonic() + 15 * SLOW
+        deadline = time.monotonic() + allowed(15)
         while not self.switch_socket.exists():
             if child.poll() is not None or time.monotonic() > deadline:
                 child.kill()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import kernels, paths
 from .errors import CommandFailed, CommandTimeout, GuestFailed, LabFailed, VmlabError
-from .process import SLOW, Process, Result, Stream, environment, shell_argv
+from .process import SLOW, Process, Result, Stream, allowed, environment, shell_argv
 from .qemu import FIRST_HOST, GuestSpec
 
 if TYPE_CHECKING:
@@ -64,6 +64,9 @@ class Machine(ABC):
             if stdin:
                 process.write(stdin)
             process.close_stdin()
+            # A machine that is silent is found out before all patience is at its end.
+            if not process.ends_within(timeout):
+                self.check_alive()
             try:
                 result = process.wait(timeout)
             except CommandTimeout:
@@ -79,10 +82,9 @@ class Machine(ABC):
         """Whether this machine's agent can still run something within ``timeout`` s."""
         try:
             with self.popen(["true"]) as process:
-                process.wait(timeout)
+                return process.ends_within(timeout)
         except VmlabError:
             return False
-        return True
 
     def check_alive(self) -> None:
         """Find out whose fault a silence is: raises LabFailed or GuestFailed."""
@@ -215,22 +217,33 @@ class Guest(Machine):
     def wait_booted(self, timeout: float | None = None) -> None:
         """Wait until the guest's agent answers. Raises GuestFailed when it does not."""
         timeout = timeout or self.spec.boot_seconds
-        deadline = time.monotonic() + timeout * SLOW
+        began = time.monotonic()
+        look = began + timeout * SLOW
         with self.popen(["true"]) as process:
             while True:
                 try:
-                    process.wait(1 / SLOW)
-                    return
+                    if process.ends_within(1):
+                        return
+                    ended = self.exit_status is not None
                 except (CommandFailed, GuestFailed) as error:
-                    ended = isinstance(error, GuestFailed) or self.exit_status is not None
-                    if isinstance(error, CommandTimeout) and not ended and time.monotonic() < deadline:
-                        continue
+                    raise self._not_booted(isinstance(error, GuestFailed), began) from error
+                now = time.monotonic()
+                if ended or now > began + allowed(timeout):
+                    raise self._not_booted(ended, began)
+                if now > look:
                     self.host.check_alive()
-                    if ended:
-                        self.wait_ended()  # its line ends before its host has its status
-                    why = f"but ended with status {self.exit_status}" if ended else f"within {timeout:.0f} s"
-                    tail = "\n".join(self.console_text().splitlines()[-5:])
-                    raise GuestFailed(f"{self.name} did not boot {why}; its console ends with:\n{tail}") from error
+                    look = now + timeout * SLOW
+
+    def _not_booted(self, ended: bool, began: float) -> GuestFailed:
+        """What to say of a guest that did not boot, or whose QEMU, or domain, ended."""
+        seconds = time.monotonic() - began
+        self.host.check_alive()
+        ended = ended or self.exit_status is not None
+        if ended:
+            self.wait_ended()  # its line ends before its host has its status
+        why = f"but ended with status {self.exit_status}" if ended else f"within {seconds:.0f} s"
+        tail = "\n".join(self.console_text().splitlines()[-5:])
+        return GuestFailed(f"{self.name} did not boot {why}; its console ends with:\n{tail}")
 
     def stage_modules(self, kernel: kernels.Kernel | None = None) -> Path:
         """Put the newest modules of the outside where the guest sees them.
@@ -297,7 +310,7 @@ class Guest(Machine):
     def wait_ended(self) -> None:
         """Wait until its QEMU, or domain, is gone. One that was never started is."""
         started = (self.lab.directory / self.name / self.own_file("start.sh")).exists()
-        deadline = time.monotonic() + 30 * SLOW
+        deadline = time.monotonic() + allowed(30)
         while (started and self.exit_status is None) or self.running:
             if time.monotonic() > deadline:
                 raise GuestFailed(f"{self.name}: it outlived its end")

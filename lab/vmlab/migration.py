@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .errors import VmlabError
-from .process import SLOW
 
 if TYPE_CHECKING:
     from .machine import Guest, Host
@@ -27,8 +26,8 @@ def migrate(guest: "Guest", to: "Host", start: Callable[[str], None] | None, sec
         if start:
             start(uri)
         else:
-            kind.begin_migration(here, uri, seconds * SLOW)
-        stood = kind.wait_migrated(here, there, seconds * SLOW)
+            kind.begin_migration(here, uri, seconds)
+        stood = kind.wait_migrated(here, there, seconds)
     except BaseException:
         # What waits there would wait for ever.
         there.kill()

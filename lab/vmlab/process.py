@@ -28,11 +28,23 @@ from .protocol import (
 
 ERRNO_LIMIT = 4096
 SLOW = float(os.environ.get("VMLAB_SLOW", "1"))
-"""All deadlines are that many times as long: for an outside that is slow, or busy with something else.
+"""All deadlines are so many times as long: for an outside that is slow, or busy with something else.
 
 Inside emulated machines as well (dilation.py).
 """
+PATIENCE = 4.0
+"""All deadlines are so many times as long as well: a machine may become that much slower amid a run.
+
+A deadline only ends what hangs; nothing waits longer for what comes.
+"""
+PATIENCE_MOST = 1800.0
+"""Seconds, each of them SLOW times as long, that PATIENCE adds at most."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def allowed(seconds: float) -> float:
+    """How many seconds pass before the lab gives up what takes less than ``seconds`` on a fast machine that is idle."""
+    return SLOW * min(seconds * PATIENCE, seconds + PATIENCE_MOST)
 
 
 @dataclass
@@ -244,9 +256,9 @@ class Process:
     def wait(self, timeout: float | None = 60) -> Result:
         """Wait for its end. It runs on when CommandFailed says "still runs"."""
         with self._changed:
-            patience = None if timeout is None else timeout * SLOW
-            if not self._changed.wait_for(lambda: self._code is not None or self._failure, patience):
-                raise CommandTimeout(f"{self.machine}: {' '.join(self.argv)} still runs after {timeout} s")
+            patience = None if timeout is None else allowed(timeout)
+            if not self._over(patience):
+                raise CommandTimeout(f"{self.machine}: {' '.join(self.argv)} still runs after {patience:g} s")
             if self._failure:
                 raise self._failure
             assert self._code is not None
@@ -255,9 +267,20 @@ class Process:
                 self._code, self._ended - self._started,
             )  # fmt: skip
 
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it ends by itself in so many seconds, SLOW times as long, and no more. Raises what wait() raises."""
+        with self._changed:
+            if self._over(seconds * SLOW) and self._failure:
+                raise self._failure
+            return self._code is not None
+
+    def _over(self, seconds: float | None) -> bool:
+        """Wait for its end, or for a failure; the caller holds the lock."""
+        return bool(self._changed.wait_for(lambda: self._code is not None or self._failure, seconds))
+
     def wait_for(self, pattern: str, timeout: float = 30) -> re.Match[str]:
         """Wait until its output (stdout, then stderr) has a match of ``pattern``."""
-        deadline = time.monotonic() + timeout * SLOW
+        deadline = time.monotonic() + allowed(timeout)
         while True:
             with self._changed:
                 for text in (self._out, self._err):
@@ -268,7 +291,7 @@ class Process:
                     raise self._failure
                 left = deadline - time.monotonic()
                 if self._code is not None or left <= 0:
-                    why = "ended" if self._code is not None else f"{timeout} s passed"
+                    why = "ended" if self._code is not None else f"{allowed(timeout):g} s passed"
                     raise CommandFailed(
                         f"{self.machine}: {' '.join(self.argv)} {why} without {pattern!r}: "
                         f"{(self._out + self._err).decode(errors='replace')[-500:]}"

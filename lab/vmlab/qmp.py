@@ -12,7 +12,7 @@ from qemu.qmp import QMPClient
 from qemu.qmp.error import QMPError
 
 from .errors import GuestFailed
-from .process import Stream
+from .process import Stream, allowed
 from .protocol import OPEN_CONNECT, Frame
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def execute(guest: "Guest", command: str, arguments: dict[str, Any], timeout: fl
     relay.start()
 
     async def bounded() -> Any:
-        return await asyncio.wait_for(talk(guest.name, theirs, command, arguments), timeout)
+        return await asyncio.wait_for(talk(guest.name, theirs, command, arguments), allowed(timeout))
 
     try:
         return asyncio.run(bounded())

@@ -140,7 +140,9 @@ def _look(guest: "Guest", cpu: int, symbols: Symbols) -> Look:
     """Where a CPU of its is, by QEMU's monitor, which makes the CPU leave the guest for it."""
 
     def monitor(line: str) -> str:
-        return str(guest.qmp("human-monitor-command", {"command-line": line, "cpu-index": cpu}))
+        # A QEMU that hangs is asked often: all of the evidence has two minutes where a run is ended.
+        words = {"command-line": line, "cpu-index": cpu}
+        return str(guest.qmp("human-monitor-command", words, timeout=2))
 
     registers = monitor("info registers")
     place, top = (

@@ -11,7 +11,7 @@ from . import paths
 from .errors import VmlabError
 from .lab import Lab
 from .machine import Guest, Host
-from .process import SLOW
+from .process import allowed
 
 BIN = Path(os.environ.get("VMLOOP_BIN") or paths.OUT / "bin")
 """What `make host` builds, or another build of it."""
@@ -61,7 +61,7 @@ def _start_agent(lab: Lab, host: Host, policy: Path | None) -> None:
     copy = shlex.join(["cp", str(BIN / "vmloopd"), str(BIN / "vmloop"), f"{PROGRAMS}/"])
     log = f"/run/vmlab/lab/{host.name}/vmloopd.log"
     host.run(f"{copy} && setsid -f vmloopd --hypervisor {HYPERVISORS[lab.kind.name]} --policy {POLICY} >>{log} 2>&1")
-    deadline = time.monotonic() + 30 * SLOW
+    deadline = time.monotonic() + allowed(30)
     while host.run("vmloop --host status", check=False).code:
         if time.monotonic() > deadline:
             raise VmlabError(f"the agent of {host.name} does not answer: see {lab.directory}/{host.name}/vmloopd.log")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vmlab import CommandFailed, Guest, Lab, Machine, paths
-from vmlab.process import SLOW, Process
+from vmlab.process import Process, allowed
 
 TOOLS = paths.OUT / "guest-tools"
 BIN = Path(os.environ.get("VMLOOP_BIN") or paths.OUT / "bin")
@@ -48,13 +48,13 @@ def until(look: Callable[[], T], seconds: float, what: str, seen: Any = None) ->
 
     ``seen``, which ``look`` may change, is shown where it never did.
     """
-    deadline = time.monotonic() + seconds * SLOW
+    deadline = time.monotonic() + allowed(seconds)
     while True:
         found = look()
         if found:
             return found
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:g} s: {what} (last seen: {seen or found!r})")
+            raise AssertionError(f"not within {allowed(seconds):g} s: {what} (last seen: {seen or found!r})")
         time.sleep(0.03)
 
 

@@ -129,9 +129,9 @@ def test_streams(net: Net, streams: Streams) -> None:
     """
     g1, g2 = streams.g1, streams.g2
     for _ in range(8):
-        with streams.duplex(12, 300) as client:
+        with streams.duplex(12, 2400) as client:
             streams.check(client)
-    with streams.duplex(6, 600) as client:
+    with streams.duplex(6, 2400) as client:
         for end in ("channel", "relay", "module"):
             before = streams.counter("back")
             if end == "channel":

@@ -48,11 +48,14 @@ class Streams:
             self.net.serving(self.g2, DUPLEX, "serve", str(PORT)),
             self.g1.popen([*by, DUPLEX, "run", self.g2.ip, str(PORT), str(connections), str(seconds)]) as client,
         ):
-            until(
-                lambda: self.counter("rx_bytes") - before > 1 << 20 or client.poll() is not None,
-                30 * self.net.slow,
-                "bytes come by lanes",
-            )
+            try:
+                until(
+                    lambda: self.counter("rx_bytes") - before > 1 << 20 or client.poll() is not None,
+                    30 * self.net.slow,
+                    "bytes come by lanes",
+                )
+            except AssertionError as error:
+                raise AssertionError(f"{error}; connections: {self.listed(self.g1)}") from error
             assert client.poll() is None, f"the connections have ended: {client.err}"
             yield client
 
@@ -123,7 +126,7 @@ def streams(net: Net, g1, g2) -> Iterator[Streams]:
 @pytest.mark.main("a connection between guests did not go by a lane, or bytes were wrong", on="both")
 def test_lanes_carry(net: Net, streams: Streams) -> None:
     """Connections go over to lanes, beside packets, and nearly all of their bytes go there."""
-    with streams.duplex(6, 300) as client, net.transfer(streams.g2, streams.g1) as transfer:
+    with streams.duplex(6, 2400) as client, net.transfer(streams.g2, streams.g1) as transfer:
         transfer.wait_bytes(20_000_000)
         transfer.finish()
         streams.check(client)
@@ -140,7 +143,7 @@ ENDS = pytest.mark.main("a lane between guests that ended took a connection with
 )
 def test_ends(net: Net, streams: Streams, end: str) -> None:
     """However the lanes end, the connections go on, and not a byte is lost, repeated or changed."""
-    with streams.duplex(6, 300) as client:
+    with streams.duplex(6, 2400) as client:
         before = streams.counter("back")
         if end == "off":
             streams.g2.run(["/run/vmloop-test/control", "off"])
@@ -163,7 +166,7 @@ def test_ends(net: Net, streams: Streams, end: str) -> None:
 def test_policy(net: Net, streams: Streams) -> None:
     """Where the host's policy denies streams, connections go by TCP, and by lanes again when it allows them."""
     g1, g2 = streams.g1, streams.g2
-    with streams.duplex(4, 300) as client:
+    with streams.duplex(4, 2400) as client:
         try:
             net.set_policy(f"{POLICY}streams = 'deny'\n")
             denied = {("tcp", "policy")}
@@ -184,7 +187,7 @@ def test_policy(net: Net, streams: Streams) -> None:
 def test_rules(net: Net, streams: Streams) -> None:
     """A rule holds at once: connections go back to TCP. Without it they get lanes again. The first rule decides."""
     assert [(one["lanes"], one["ports"]) for one in streams.rules()] == [(False, [22, 22])]
-    with streams.duplex(4, 300) as client:
+    with streams.duplex(4, 2400) as client:
         against = streams.rule("add", "tcp", "--port", f"{PORT - 1}-{PORT + 1}")
         assert [one["id"] for one in streams.rules()][1:] == [int(against)]
         streams.wait_denied()
@@ -263,7 +266,7 @@ def test_what_rules_match(net: Net, streams: Streams) -> None:
     ]
     ours = [("--port", str(PORT)), ("--address", f"{g2.ip}/32"), ("--cgroup", "/apart"), ("--netns", "1"), ()]
     try:
-        with streams.duplex(2, 600, by=inside) as client:
+        with streams.duplex(2, 2400, by=inside) as client:
             back = streams.counter("back")
             for words in others:
                 streams.rule("add", "tcp", *words)
@@ -321,7 +324,7 @@ STILL = 75
 @pytest.mark.kvm_only
 def test_peer_stands_still(net: Net, streams: Streams) -> None:
     """Connections with lanes to a guest that stands still for more than a minute go on when it does."""
-    with streams.duplex(4, 600) as client:
+    with streams.duplex(4, 2400) as client:
         lanes = streams.lanes(streams.g1)
         assert lanes, "no connection has a lane"
         streams.g2.pause()
@@ -380,7 +383,7 @@ def test_last_words(net: Net, streams: Streams) -> None:
 def test_what_is_kept_is_bounded(net: Net, streams: Streams) -> None:
     """What connections keep for a peer that does not answer has a bound for all of them; one beyond it is reset."""
     streams.g1.run(f"echo 1 >{PARAMETERS}/unsent_max")
-    with streams.duplex(4, 600) as client:
+    with streams.duplex(4, 2400) as client:
         streams.g2.pause()
         try:
             # Their rings fill, and then the lanes end.
@@ -419,7 +422,7 @@ def test_peers_have_shares_of_what_is_kept(net: Net, streams: Streams, g3) -> No
         until(lambda: not queued(guest, "lane"), 60 * net.slow, f"the lanes to {guest.name} end")
 
     try:
-        with streams.duplex(many, 600) as client, other.duplex(1, 600) as few:
+        with streams.duplex(many, 2400) as client, other.duplex(1, 2400) as few:
             try:
                 stop(g2, many)
                 kept = len(queued(g2, "going-back"))

@@ -37,7 +37,7 @@ from vmlab import (
     qmp,
 )
 from vmlab.console import DETECTORS, ConsoleWatch, interrupted_twice, scan, stuck_where_patched
-from vmlab.errors import CommandTimeout, story
+from vmlab.errors import story
 from vmlab.kinds import Outer, find_kind
 from vmlab.lab import start_time
 from vmlab.migration import migrate
@@ -479,10 +479,9 @@ class SlowToAnswer:
     def __exit__(self, *what):
         pass
 
-    def wait(self, timeout):
+    def ends_within(self, seconds):
         self.asked += 1
-        if self.asked < 3:
-            raise CommandTimeout("still runs")
+        return self.asked == 3
 
 
 def test_a_domain_that_was_saved_and_is_back_is_waited_for(tmp_path):
@@ -492,7 +491,7 @@ def test_a_domain_that_was_saved_and_is_back_is_waited_for(tmp_path):
     (tmp_path / "g2").mkdir()
     (tmp_path / "g2/start.sh").touch()
     (tmp_path / "g2/status").write_text("137\n")
-    process = SlowToAnswer()
+    process: Any = SlowToAnswer()
     guest.popen = lambda command: process
     guest.wait_booted()
     assert process.asked == 3
@@ -502,6 +501,12 @@ def test_a_domain_that_was_saved_and_is_back_is_waited_for(tmp_path):
     guest.popen = lambda command: SlowToAnswer()
     with pytest.raises(GuestFailed, match="ended with status 137"):
         guest.wait_booted()
+    # One that runs, and does not answer in time, has not booted.
+    kind.running = lambda guest: True
+    process.ends_within = lambda seconds: False
+    guest.popen = lambda command: process
+    with pytest.raises(GuestFailed, match="did not boot within 0 s"):
+        guest.wait_booted(0.01)
 
 
 def test_xl_migrates_over_the_relay():

@@ -7,14 +7,14 @@ import time
 
 import pytest
 from vmlab import GuestFailed, LabFailed, VmlabError
-from vmlab.process import SLOW
+from vmlab.process import allowed
 
 pytestmark = pytest.mark.lab(guests=2, kind="xen")
 
 
 def until(look, seconds, what):
     """Look again and again until it finds something true; return that."""
-    deadline = time.monotonic() + seconds * SLOW
+    deadline = time.monotonic() + allowed(seconds)
     while not (found := look()):
         assert time.monotonic() < deadline, what
         time.sleep(0.05)

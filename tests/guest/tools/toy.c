@@ -154,7 +154,7 @@ static void *churn(void *argument)
 	int fd;
 
 	while (__atomic_fetch_add(&churned, 1, __ATOMIC_RELAXED) < rounds) {
-		fd = open_lane_within(5);
+		fd = open_lane_within(20);
 		bytes = echo(fd, sent, came, salt++);
 		close(fd);
 		__atomic_fetch_add(&echoed, bytes, __ATOMIC_RELAXED);
