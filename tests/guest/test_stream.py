@@ -141,7 +141,7 @@ def test_switching(stage: str, streams: Streams, request: pytest.FixtureRequest)
     connections, pause = (4, 0) if switches < 1000 else (12, 20)
     streams.leave_after(1)
     with (
-        duplex(streams, connections, 300 + switches, pause=pause) as client,
+        duplex(streams, connections, 2400 + 5 * switches, pause=pause) as client,
         host.popen(f"while :; do echo 1 >{PARAMETERS}/go_back; sleep 0.002; done"),
     ):
         # Both ends of a connection count the lane that came and went.
@@ -163,7 +163,7 @@ def test_switching_without_memory(stage: str, streams: Streams) -> None:
     host = streams.host
     before = host.run("sysctl -n net.ipv4.tcp_mem").out
     streams.leave_after(1)
-    with duplex(streams, 4, 600) as client:
+    with duplex(streams, 4, 2400) as client:
         until(lambda: streams.counter("paired") > 0, 60, "lanes")
         # Read first: TCP is short of memory as soon as the limit is there, and counts that when it begins.
         refused = memory_refusals(host)
@@ -172,6 +172,7 @@ def test_switching_without_memory(stage: str, streams: Streams) -> None:
             with host.popen(f"while :; do echo 1 >{PARAMETERS}/go_back; sleep 0.1; done"):
                 target = streams.counter("back") + 60
                 until(lambda: streams.counter("back") >= target or client.poll() is not None, 240, "lanes that ended")
+                assert streams.counter("back") >= target, f"the connections have ended: {client.err}"
             assert memory_refusals(host) > refused, "TCP had memory"
         finally:
             host.run(["sysctl", "-qw", f"net.ipv4.tcp_mem={before.strip()}"])
@@ -200,7 +201,7 @@ def test_tcp_that_owes_for_long(stage: str, streams: Streams) -> None:
     """Connections go back to TCP while it owes bytes from before their lanes, and brings none of them for a minute."""
     host = streams.host
     streams.leave_after(1)
-    with duplex(streams, 4, 600) as client:
+    with duplex(streams, 4, 2400) as client:
         until(lambda: streams.counter("rx_bytes") > 1 << 20, 30, "bytes that came by lanes")
         host.run(inside("a", "nft", HOLE))
         for _ in range(10):
@@ -224,7 +225,7 @@ def test_without_packets(stage: str, streams: Streams) -> None:
     streams.host.run("rmmod vmloop_loopback vmloop_net")
     streams.host.run(["insmod", str(streams.modules / "vmloop_loopback.ko"), f"interfaces={','.join(MAC)}"])
     assert streams.states() == {"none"}
-    with duplex(streams, 2, 300) as client:
+    with duplex(streams, 2, 2400) as client:
         until(lambda: streams.counter("rx_bytes") > 10 << 20, 30, "bytes that came by lanes")
         client.terminate()
         result = client.wait(60)
@@ -333,7 +334,7 @@ def test_kept_alive(stage: str, streams: Streams) -> None:
     host.run(f"echo 1 >{PARAMETERS}/keep_alive")
     host.run(inside("a", "nft", COUNT))
     streams.leave_after(1)
-    with duplex(streams, 2, 300) as client:
+    with duplex(streams, 2, 2400) as client:
         until(lambda: streams.counter("rx_bytes") > 10 << 20, 30, "bytes that came by lanes")
         before, lanes = packets(), streams.counter("paired")
         until(
@@ -353,7 +354,7 @@ def test_kept_alive(stage: str, streams: Streams) -> None:
 def test_ends(stage: str, streams: Streams, end: str) -> None:
     """However a lane ends, the connection goes on by TCP, and not a byte is lost, repeated or changed."""
     host = streams.host
-    with duplex(streams, 6, 300) as client:
+    with duplex(streams, 6, 2400) as client:
         until(lambda: streams.counter("rx_bytes") > 10 << 20, 30, "bytes that came by lanes")
         assert client.poll() is None and streams.counter("back") < streams.counter("paired"), "no lane is in use"
         if end == "off":
@@ -656,6 +657,69 @@ def test_list(stage: str, streams: Streams, option: int) -> None:
     until(lambda: not both(), 30, "connections that have ended are not listed")
 
 
+BEHIND = """
+import fcntl, signal, socket, sys, termios, time
+role, address, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+first, piece, many, few = 40000, 16384, 80, 40
+def receive(one, left):
+    while left:
+        got = len(one.recv(min(left, piece)))
+        assert got, 'the end came too early'
+        left -= got
+def send(one, pieces):
+    for _ in range(pieces):
+        one.sendall(bytes(piece))
+        time.sleep(0.01)
+if role == 'serve':
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    with socket.create_server(('', port)) as listener:
+        print('ready', flush=True)
+        one, _ = listener.accept()
+    while int.from_bytes(fcntl.ioctl(one, termios.FIONREAD, bytes(4)), 'little') < first:
+        pass
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    send(one, many)
+    signal.sigwait({signal.SIGUSR1})
+    receive(one, first)
+    send(one, few)
+    one.recv(1)
+else:
+    with socket.create_connection((address, port)) as one:
+        one.sendall(bytes(first))
+        receive(one, many * piece)
+        print('behind', flush=True)
+        receive(one, few * piece)
+        print('done', flush=True)
+        signal.sigwait({signal.SIGTERM})
+"""
+"""The end that accepts sends much before it reads what has come, more than its buffer may have; then a little.
+
+Much is three refusals' worth, and less than the fourth's where each takes four times as much as the one before.
+"""
+
+
+def test_reader_that_was_behind(stage: str, streams: Streams) -> None:
+    """A connection whose program did not read is tried again soon: its lane need not wait for many times as much."""
+    host = streams.host
+
+    def why(namespace: str) -> list[tuple[str, str]]:
+        found = json.loads(host.run(inside(namespace, BIN / "vmloop", "--guest", "streams", "--json")).out)
+        return [(one["state"], one["why"]) for one in found]
+
+    streams.leave_after(1 << 16)
+    with host.popen(inside("b", "python3", "-c", BEHIND, "serve", "-", PORT)) as server:
+        server.wait_for("ready", 60)
+        with host.popen(inside("a", "python3", "-c", BEHIND, "run", IP[1], PORT)) as client:
+            client.wait_for("behind", 60)
+            until(lambda: why("a") == [("tcp", "busy")], 10, "the end that asks has been refused for the moment")
+            assert why("b") == [("tcp", "unread")]
+            assert streams.counter("paired") == 0
+            server.send_signal(signal.SIGUSR1)
+            client.wait_for("done", 60)
+            until(lambda: streams.counter("paired") >= 2, 30, "both ends have a lane")
+            assert streams.counter("reset") == 0
+
+
 SIX = "ip -n a addr add fd09::1/64 dev va nodad && ip -n b addr add fd09::2/64 dev vb nodad"
 
 
@@ -761,7 +825,7 @@ def test_ipsec(stage: str, streams: Streams, when: str) -> None:
     streams.leave_after(1)
     if when == "before":
         encrypt(streams)
-    with duplex(streams, 2, 300) as client:
+    with duplex(streams, 2, 2400) as client:
         if when == "meanwhile":
             until(lambda: streams.counter("rx_bytes") > 1 << 20, 60, "bytes by lanes")
             encrypt(streams)
@@ -773,7 +837,7 @@ def test_ipsec(stage: str, streams: Streams, when: str) -> None:
         for name in "ab":
             host.run(inside(name, "sh", "-c", "ip xfrm policy flush; ip xfrm state flush"))
         if when == "before":
-            with duplex(streams, 2, 300, PORT + 1) as new:
+            with duplex(streams, 2, 2400, PORT + 1) as new:
                 until(lambda: streams.counter("rx_bytes") > 1 << 20, 60, "bytes by lanes")
                 new.terminate()
                 assert new.wait(60).code == 0
@@ -793,7 +857,7 @@ def test_ipsec_without_keys(stage: str, streams: Streams) -> None:
         return {one["state"] for one in found}
 
     streams.leave_after(1)
-    with duplex(streams, 2, 300) as client:
+    with duplex(streams, 2, 2400) as client:
         until(lambda: streams.counter("rx_bytes") > 1 << 20, 60, "bytes by lanes")
         encrypt(streams, keys=False)
         until(lambda: "lane" not in states(), 30, "the lanes have ended")
@@ -978,12 +1042,12 @@ def test_policy_of_one_end(stage: str, streams: Streams, end: str) -> None:
         return len(found) == connections and all((one["state"], one["why"]) == ("tcp", "policy") for one in found)
 
     streams.leave_after(1)
-    with duplex(streams, 4, 600) as client:
+    with duplex(streams, 4, 2400) as client:
         until(lambda: streams.counter("rx_bytes") > 1 << 20, 60, "bytes by lanes")
         without(*((KIND, 0) if end == "active" else (0, KIND)))
         until(lambda: denied(4), 60, "no lane for want of a policy")
         by_lanes, paired = streams.counter("rx_bytes"), streams.counter("paired")
-        with duplex(streams, 2, 600, PORT + 1) as new:
+        with duplex(streams, 2, 2400, PORT + 1) as new:
             until(lambda: denied(6), 60, "none for new ones")
             new.terminate()
             assert new.wait(60).code == 0
@@ -1088,7 +1152,7 @@ def test_programs_that_wait_for_memory(stage: str, streams: Streams) -> None:
                 host.run(f"echo 1 >{PARAMETERS}/go_back")
                 assert batches < 3 * WORKS // batch, f"{held_up()} of {batches * batch} are held up"
                 client.send_signal(signal.SIGUSR1)
-            with duplex(streams, 4, 300, PORT + 1) as other:
+            with duplex(streams, 4, 2400, PORT + 1) as other:
                 for _ in range(2):
                     until_more("tx_bytes", 1 << 20)
                     host.run(f"echo 1 >{PARAMETERS}/go_back")

@@ -29,7 +29,8 @@
 /*
  * After a refusal so many times as much must go by TCP before the next try, at most so many
  * times in all; less for what passes: there is room when others are idle, and a socket that
- * was in use is not the next time, however much its guest has to do.
+ * was in use, or whose program was behind, is not the next time, however much its guest
+ * has to do.
  */
 #define AGAIN		4
 #define AGAIN_MAX	4096
@@ -403,7 +404,7 @@ void stream_heed_directory(void)
 void stream_not_now(struct stream *stream, enum stream_why why)
 {
 	bool passes = why == STREAM_WHY_ROOM || why == STREAM_WHY_QUOTA ||
-		      why == STREAM_WHY_BUSY;
+		      why == STREAM_WHY_BUSY || why == STREAM_WHY_UNREAD;
 	unsigned int most = passes ? AGAIN_SOON_MAX : AGAIN_MAX;
 
 	if (why == STREAM_WHY_CHANNEL || why == STREAM_WHY_POLICY ||
@@ -591,7 +592,8 @@ static u32 may_not_have(struct stream *stream, const struct vmloop_lane *lane,
 	if (stream->active || lane->rx.size > STREAM_RING_MOST)
 		return STREAM_REASON_UNFIT;
 	why = may_not_leave(stream);
-	refused = why == STREAM_WHY_BUSY ? STREAM_REASON_BUSY : STREAM_REASON_UNFIT;
+	refused = why == STREAM_WHY_BUSY || why == STREAM_WHY_UNREAD ?
+			  STREAM_REASON_BUSY : STREAM_REASON_UNFIT;
 	if (why == STREAM_WHY_NONE) {
 		stream_plan_ring(lane->channel, stream->sk,
 				 vmloop_lane_features(lane) & VMLOOP_F_MOVES, ask);

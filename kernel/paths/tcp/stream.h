@@ -109,8 +109,8 @@ enum stream_flag {
 
 /*
  * Why a lane is refused, for the other side: there is no such connection; it is in use at
- * this moment; it has something that lanes do not carry, or is at its end. And why one is
- * closed: the program sends nothing more.
+ * this moment, or its program has to read first; it has something that lanes do not carry,
+ * or is at its end. And why one is closed: the program sends nothing more.
  */
 #define STREAM_REASON_UNKNOWN	VMLOOP_REASON_PATH
 #define STREAM_REASON_BUSY	(VMLOOP_REASON_PATH + 1)
@@ -125,7 +125,7 @@ enum stream_why {
 	STREAM_WHY_CHANNEL,	/* no channel to the peer is up */
 	STREAM_WHY_ROOM,	/* the channel has no lane or no memory free */
 	STREAM_WHY_PEER,	/* the peer did not want it, or its modules are older */
-	STREAM_WHY_BUSY,	/* it was in use at that moment, or is not accepted yet */
+	STREAM_WHY_BUSY,	/* in use at that moment, not accepted yet, or as UNREAD at the peer */
 	STREAM_WHY_OPTION,	/* something is set that lanes do not carry */
 	STREAM_WHY_UNREAD,	/* the program is to read what is there first */
 	STREAM_WHY_POLICY,	/* the host's policy has no streams for the two */
