@@ -48,6 +48,13 @@
 #define VMLOOP_WINDOW_ACCEPTS_MAX	(8UL * VMLOOP_WINDOWS_MAX)
 #define VMLOOP_WINDOWS_A_SECOND		8UL
 
+/*
+ * How often a peer may open a lane, of any kind and in vain, too, or withdraw one, at once, and
+ * each second after that: it can do so without end, at little cost to itself.
+ */
+#define VMLOOP_OPENS_MAX	8192UL
+#define VMLOOP_OPENS_A_SECOND	4096UL
+
 /* How long a channel that begins waits for those that the peer has yet to open. */
 #define VMLOOP_SLOTS_TIME	HZ
 
@@ -178,6 +185,7 @@ struct vmloop_accepts {
  * @slots_until: how long to wait for slots of the peer's after it was met, in jiffies
  * @accepts: lanes that the peer may open at once, of paths whose lanes have slots
  * @window_accepts: the same of windows
+ * @opens: the same of all lanes that it opens or withdraws, whether or not they are accepted
  * @want_delay: how long to wait before a lane is asked for again, in jiffies
  * @want_at: when it is, in jiffies
  * @look: with version 2: a bit for each lane whose other side has moved; atomic
@@ -216,6 +224,7 @@ struct vmloop_channel {
 	unsigned long slots_until;
 	struct vmloop_accepts accepts;
 	struct vmloop_accepts window_accepts;
+	struct vmloop_accepts opens;
 	unsigned long want_delay;
 	unsigned long want_at;
 	unsigned long *look;

@@ -712,19 +712,33 @@ static bool is_drained(struct vmloop_lane *lane)
 
 /* Looking ---------------------------------------------------------------- */
 
-/* A number without a lane: the peer may have opened, withdrawn or let go of one. */
-static void look_free(struct vmloop_channel *channel, u32 number)
+/*
+ * A number without a lane: the peer may have opened, withdrawn or let go of one. False if that has
+ * been put off, because it does so too often.
+ */
+static bool look_free(struct vmloop_channel *channel, u32 number)
 {
 	struct vmloop_slot *slot = &channel->slots[number];
+	bool lets_go = vmloop_life_may(&slot->life, VMLOOP_LIFE_FREE);
 	u32 reason;
 
-	if (vmloop_life_may(&slot->life, VMLOOP_LIFE_FREE))
+	if (slot->life.opens && !lets_go)
+		return true;
+	if (!lets_go && !vmloop_life_may(&slot->life, VMLOOP_LIFE_OPEN))
+		return true;
+	if (is_one_too_many(&channel->opens, VMLOOP_OPENS_A_SECOND, VMLOOP_OPENS_MAX)) {
+		set_bit(number, channel->look);
+		vmloop_link_look_in(channel->link, HZ);
+		return false;
+	}
+	if (lets_go)
 		go(channel, number, VMLOOP_LIFE_FREE, VMLOOP_REASON_NONE);
 	if (slot->life.opens || !vmloop_life_may(&slot->life, VMLOOP_LIFE_OPEN))
-		return;
+		return true;
 	reason = lane_accept(channel, number);
 	if (reason)
 		go(channel, number, VMLOOP_LIFE_REFUSED, reason);
+	return true;
 }
 
 /* The peer accepted a lane of ours. False if it cannot be what it describes. */
@@ -862,8 +876,8 @@ void vmloop_lanes_look(struct vmloop_channel *channel)
 		phase = was_window ? lane->phase : VMLOOP_LANE_OPENING;
 		if (lane)
 			lane_look(lane);
-		else
-			look_free(channel, number);
+		else if (!look_free(channel, number))
+			budget++;	/* it is done with for a second */
 		if (READ_ONCE(channel->broken))
 			return;
 		now = channel->slots[number].lane;

@@ -63,5 +63,7 @@ int vmloop_table_make(struct vmloop_channel *channel)
 	channel->accepts.at = jiffies;
 	channel->window_accepts.left = VMLOOP_WINDOW_ACCEPTS_MAX;
 	channel->window_accepts.at = jiffies;
+	channel->opens.left = VMLOOP_OPENS_MAX;
+	channel->opens.at = jiffies;
 	return 0;
 }

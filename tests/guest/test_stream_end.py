@@ -83,6 +83,8 @@ NOTHING = f"add rule ip fins out tcp dport {PORT} drop"
 MAIN = pytest.mark.main("a program learnt of the end of a connection milliseconds late: tests of redis and haproxy")
 
 
+WAITS = pytest.mark.main("TIME-WAIT came to servers as well: one without SO_REUSEADDR did not start again")
+
 CASES = list(product(("recv", "level", "edge"), ("close", "shut"), ("fins", "all")))
 
 
@@ -114,3 +116,100 @@ def test_end_without_a_fin(stage: str, streams: Streams, reads: str, ends: str, 
     finally:
         host.run(inside("a", "nft", "delete table ip fins"))
     assert streams.counter("reset") == 0
+
+
+CLOSES = (
+    CONNECT
+    + """
+one.setblocking(True)
+if role == 'run':
+    ends = []
+    signal.signal(signal.SIGTERM, lambda *_: ends.append(1))
+    while not ends:
+        one.sendall(b'x')
+        assert one.recv(1) == b'x'
+else:
+    part = one.recv(1)
+    while part:
+        one.sendall(part)
+        part = one.recv(1)
+how = sys.argv[4]
+if how == 'shut':
+    one.shutdown(socket.SHUT_WR)
+    while one.recv(1):
+        pass
+elif how == 'late':
+    # As long as a lane takes to end, and no longer.
+    time.sleep(0.01 if role == 'serve' else 0)
+one.close()
+"""
+)
+"""`run` sends a byte and waits for it until it is told to end, and ends first; `serve` ends behind it."""
+
+ROUNDS = 4
+"""So often, as which FIN is first may be chance."""
+
+
+def sockets(streams: Streams, where: str, port: int) -> list[str]:
+    """States of the connections of that port at one end."""
+    lines = streams.host.run(inside(where, "ss", "-Htan", f"( sport = :{port} or dport = :{port} )")).out.splitlines()
+    return [line.split()[0] for line in lines]
+
+
+def settled(streams: Streams, where: str, port: int) -> list[str]:
+    """The same, when nothing but TIME-WAIT is left."""
+    until(lambda: not set(sockets(streams, where, port)) - {"TIME-WAIT"}, 30, f"the end in namespace {where} is gone")
+    return sockets(streams, where, port)
+
+
+def ends_by_lane(streams: Streams, program: str, port: int, how: str) -> None:
+    """Both ends of one connection, whose client is told to end when bytes come by a lane."""
+    host, before = streams.host, streams.counter("rx_bytes")
+    with host.popen(inside("b", "python3", "-c", program, "serve", "-", port, how)) as server:
+        server.wait_for("ready", 60)
+        with host.popen(inside("a", "python3", "-c", program, "run", IP[1], port, how)) as client:
+            until(lambda: streams.counter("rx_bytes") > before + 100, 60, "bytes come by a lane")
+            client.terminate()
+            assert client.wait(30).code == 0, client.err
+            assert server.wait(30).code == 0, server.err
+
+
+@pytest.mark.parametrize("how", [pytest.param("close", marks=WAITS), "shut", "late"])
+def test_who_waits(stage: str, streams: Streams, how: str) -> None:
+    """TIME-WAIT is at the end that has closed first, as with TCP alone: a server's port is free when it has ended."""
+    streams.leave_after(1)
+    for port in range(PORT + 1, PORT + 1 + ROUNDS):
+        ends_by_lane(streams, CLOSES, port, how)
+        assert settled(streams, "b", port) == [], f"port {port}"
+        assert settled(streams, "a", port) == ["TIME-WAIT"], f"port {port}"
+    assert streams.counter("reset") == 0
+
+
+ANEW = CLOSES.replace(
+    "how = sys.argv[4]",
+    """how = 'close'
+if role == 'serve':
+    import ctypes
+    with socket.create_server((sys.argv[4], port + 1)) as other:
+        one.shutdown(socket.SHUT_WR)
+        # AF_UNSPEC: it is disconnected, and makes another connection, to this machine.
+        assert ctypes.CDLL(None).connect(one.fileno(), bytes(16), 16) == 0
+        one.connect((sys.argv[4], port + 1))
+        end, _ = other.accept()
+    for _ in range(60):
+        time.sleep(0.1)
+        one.sendall(b'y')
+        assert end.recv(1) == b'y'
+    sys.exit()
+""",
+)
+"""The server's socket, whose FIN waits for the client's, is another connection's from one moment to the next."""
+
+
+def test_another_connection_meanwhile(stage: str, streams: Streams) -> None:
+    """A socket that makes a new connection has nothing of the one before it, whose FIN was to come."""
+    streams.leave_after(1)
+    streams.host.run("ip -n b link set lo up")
+    for port in range(PORT + 11, PORT + 11 + 2 * ROUNDS, 2):
+        ends_by_lane(streams, ANEW, port, IP[1])
+    streams.host.run("rmmod vmloop_tcp", timeout=120)

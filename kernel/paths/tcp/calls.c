@@ -13,6 +13,7 @@
 #include <linux/sched/signal.h>
 #include <linux/skmsg.h>
 #include <linux/sockios.h>
+#include <linux/splice.h>
 #include <linux/tcp.h>
 #include <linux/uio.h>
 #include <net/tcp.h>
@@ -20,8 +21,12 @@
 #include "stream.h"
 #include "compat.h"
 
-/* How long a call waits for a stream to be TCP's alone. */
+/*
+ * How long a call waits for a stream to be TCP's alone; and one of a program that does not want to
+ * wait, which has other connections to serve than this peer's, who may never answer.
+ */
 #define GIVE_TIME	(5 * HZ)
+#define GIVE_SOON	(HZ / 20)
 
 static unsigned int family_of(const struct sock *sk)
 {
@@ -61,13 +66,24 @@ int stream_make_anew(void)
 	return -ERESTARTNOINTR;
 }
 
+/* Whether a program does not want to wait; the kernel's own sockets have no file. */
+static bool is_nonblocking(const struct file *file)
+{
+	return file && (READ_ONCE(file->f_flags) & O_NONBLOCK);
+}
+
+static unsigned long give_time(const struct file *file)
+{
+	return is_nonblocking(file) ? GIVE_SOON : GIVE_TIME;
+}
+
 /*
  * Have a socket be TCP's alone, for good. Takes a round trip to the peer if it has a
- * lane. Returns 0 or a negative errno.
+ * lane, and no more than @time, in jiffies. Returns 0 or a negative errno.
  */
-static int give_back(struct stream *stream)
+static int give_back(struct stream *stream, unsigned long time)
 {
-	unsigned long until = jiffies + GIVE_TIME;
+	unsigned long until = jiffies + time;
 	struct sock *sk = stream->sk;
 
 	for (;;) {
@@ -88,6 +104,12 @@ static int give_back(struct stream *stream)
 
 /* Sending and receiving --------------------------------------------------- */
 
+/* Whether a call that came to us reaches another function the next time. */
+static bool may_make_anew(const struct sock *sk)
+{
+	return READ_ONCE(sk->sk_prot) == base_of(sk) && stream_may_make_anew();
+}
+
 static int do_sendmsg(struct sock *sk, struct msghdr *msg, size_t size)
 {
 	int users = srcu_read_lock(&stream_users);
@@ -97,7 +119,7 @@ static int do_sendmsg(struct sock *sk, struct msghdr *msg, size_t size)
 	if (stream && (msg->msg_flags & MSG_ZEROCOPY) &&
 	    !(msg->msg_flags & MSG_DONTWAIT)) {
 		/* It counts calls of TCP's, of which we would make several, and waits in them. */
-		done = give_back(stream);
+		done = give_back(stream, GIVE_TIME);
 		if (!done)
 			done = stream_may_make_anew() ? stream_make_anew() :
 			       base_of(sk)->sendmsg(sk, msg, size);
@@ -107,7 +129,7 @@ static int do_sendmsg(struct sock *sk, struct msghdr *msg, size_t size)
 		stream_put(stream);
 	} else if (stream_is_ours(sk)) {
 		done = -ENOTCONN;	/* destroyed meanwhile */
-	} else if ((msg->msg_flags & MSG_DONTWAIT) || !stream_may_make_anew()) {
+	} else if ((msg->msg_flags & MSG_DONTWAIT) || !may_make_anew(sk)) {
 		done = base_of(sk)->sendmsg(sk, msg, size);
 	} else {
 		done = stream_make_anew();
@@ -137,7 +159,7 @@ static int do_recvmsg(struct sock *sk, struct msghdr *msg, size_t size, int flag
 		done = stream_receive(stream, msg, size, flags);
 	} else if (stream_is_ours(sk)) {
 		done = -ENOTCONN;
-	} else if ((flags & MSG_DONTWAIT) || !stream_may_make_anew()) {
+	} else if ((flags & MSG_DONTWAIT) || !may_make_anew(sk)) {
 		done = compat_recvmsg(base_of(sk), sk, msg, size, flags);
 	} else {
 		done = stream_make_anew();
@@ -454,7 +476,7 @@ static bool is_for_tcp_alone(int level, int name)
 	}
 }
 
-/* The kernel has a socket before a call that a lane does not carry. As give_back(). */
+/* The kernel has a socket before a call that lanes do not carry. As give_back(). */
 static int be_tcp_alone(struct sock *sk)
 {
 	struct stream *stream = stream_get(sk);
@@ -462,7 +484,7 @@ static int be_tcp_alone(struct sock *sk)
 
 	if (!stream)
 		return 0;
-	err = give_back(stream);
+	err = give_back(stream, give_time(sk->sk_socket ? sk->sk_socket->file : NULL));
 	stream_put(stream);
 	return err;
 }
@@ -567,24 +589,28 @@ static void close_with_reset(struct sock *sk)
 }
 
 /*
- * The stream goes back to TCP first, and the FIN follows what was sent: the socket is
- * given to one of ours, which is closed then. Returns whether that can be.
+ * The stream goes back to TCP first, and the FIN follows what was sent, and the peer's FIN where
+ * that is to be first: the socket is given to one of ours, which is closed then. Returns whether
+ * that can be.
  */
 static bool close_later(struct stream *stream)
 {
 	struct sock *sk = stream->sk;
 	struct socket *orphan;
 
-	if (!stream_orphan_begins(stream))
+	stream->orphan_peer = stream_budget_peer(stream);
+	if (!stream_budget_take(STREAM_BUDGET_ORPHANS, stream->orphan_peer, 1))
 		return false;
 	orphan = sock_alloc();
 	if (!orphan) {
-		stream_orphan_ends(stream);
+		stream_budget_give(STREAM_BUDGET_ORPHANS, stream->orphan_peer, 1);
 		return false;
 	}
 	orphan->type = SOCK_STREAM;
 	orphan->ops = stream_base_ops[stream->family];
 	__module_get(orphan->ops->owner);
+	/* What is sent yet is sent for the socket's user, not for the closing one. */
+	SOCK_INODE(orphan)->i_uid = READ_ONCE(sk->sk_uid);
 	lock_sock(sk);
 	/* Nobody waits for it. */
 	sock_reset_flag(sk, SOCK_LINGER);
@@ -624,6 +650,11 @@ static void call_close(struct sock *sk, long timeout)
 				return;
 			}
 			close_with_reset(sk);
+		} else if (!sock_flag(sk, SOCK_LINGER) && stream_follows_fin(stream) &&
+			   close_later(stream)) {
+			stream_put(stream);
+			srcu_read_unlock(&stream_users, users);
+			return;
 		}
 		stream_put(stream);
 	}
@@ -664,7 +695,7 @@ static int call_shutdown(struct socket *sock, int how)
 		/* No hello from here on; if it was said, the FIN follows what was sent. */
 		lock_sock(sk);
 		set_bit(STREAM_SHUT, &stream->flags);
-		by_lane = READ_ONCE(stream->tx) != STREAM_TX_TCP &&
+		by_lane = (READ_ONCE(stream->tx) != STREAM_TX_TCP || stream_follows_fin(stream)) &&
 			  ((1 << sk->sk_state) &
 			   (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT));
 		/* Where TCP carries the stream, it sends the FIN below, and the work must not. */
@@ -674,6 +705,8 @@ static int call_shutdown(struct socket *sock, int how)
 	}
 	if (by_lane) {
 		set_bit(STREAM_STAYS, &stream->flags);
+		/* Another thread may wait in send(). */
+		stream->state_change(sk);
 		stream_queue(stream, 0);
 		if (how == SHUT_RDWR)
 			err = base_ops_of(sk)->shutdown(sock, SHUT_RD);
@@ -702,9 +735,14 @@ static ssize_t call_splice_read(struct socket *sock, loff_t *position,
 	int users = srcu_read_lock(&stream_users);
 	struct stream *stream = stream_get(sock->sk);
 	ssize_t err = 0;
+	bool soon;
 
 	if (stream) {
-		err = give_back(stream);
+		soon = flags & SPLICE_F_NONBLOCK;
+		err = give_back(stream, soon ? GIVE_SOON : give_time(sock->file));
+		/* It can be tried again. */
+		if (err == -EBUSY && (soon || is_nonblocking(sock->file)))
+			err = -EAGAIN;
 		stream_put(stream);
 	}
 	if (!err && stream && stream_may_make_anew())

@@ -61,7 +61,9 @@ int stream_lane_open(struct vmloop_lane *lane)
 {
 	struct stream *stream = lane->priv;
 
-	if (stream->held || stream->tx != STREAM_TX_TCP)
+	/* It may have become the kernel's since it was looked at. */
+	if (stream->held || stream->tx != STREAM_TX_TCP ||
+	    test_bit(STREAM_DEAD, &stream->flags) || test_bit(STREAM_STAYS, &stream->flags))
 		return -EBUSY;
 	stream_hold(stream);
 	vmloop_lane_get(lane);
@@ -134,7 +136,7 @@ static void stop_sending(struct stream *stream)
 static void tell_end(struct stream *stream)
 {
 	local_bh_disable();
-	stream->sk->sk_state_change(stream->sk);
+	stream->state_change(stream->sk);
 	local_bh_enable();
 }
 
@@ -368,8 +370,8 @@ void stream_ring_bell(struct tasklet_struct *bell)
 		stream_queue(stream, 0);
 	rcu_read_lock();
 	if (news & STREAM_NEWS_BYTES)
-		sk->sk_data_ready(sk);
+		stream->data_ready(sk);
 	if (news & STREAM_NEWS_ROOM)
-		sk->sk_write_space(sk);
+		stream->write_space(sk);
 	rcu_read_unlock();
 }

@@ -145,6 +145,9 @@ static void settle(const struct sock *sk, struct socket *newsock)
 	struct sock *newsk = newsock->sk;
 	struct stream *stream;
 
+	/* The kernel's own begins without any. */
+	if (!newsock->ops)
+		return;
 	/* No program has it. */
 	if (!newsk || newsock->ops == mptcp_ops[index_of(sk)]) {
 		WRITE_ONCE(newsock->ops, base);

@@ -6,15 +6,13 @@
  * copied, since the peer has to say first, by TCP, what it has. Pending bytes were sent while
  * the stream went over to a lane or back to TCP: a little is taken from programs then, since
  * TCP with nothing unsent takes something from a call that does not wait, too. Pending bytes
- * are behind unsent ones. And how many closed sockets wait for each peer's word.
+ * are behind unsent ones.
  *
  * Locks: tx_ring protects both. When a lane has ended, the stream's work alone moves @unsent_at
  * and @pending_at, and reads what is behind them without it.
  *
  * Context: process context, but for stream_pending_has_room() and stream_pending_bytes().
  */
-#include <linux/hash.h>
-#include <linux/log2.h>
 #include <linux/mm.h>
 #include <linux/slab.h>
 #include <linux/uio.h>
@@ -22,99 +20,15 @@
 
 #include "stream.h"
 
-/*
- * All streams together keep so much at most: of what is unsent stream_unsent_max bytes, of what
- * is pending half as much beside, since a program can wait for that, and a connection without
- * memory for what is unsent is reset. Of what is free or its own already one peer has SHARE
- * quarters: peers that never answer, however many, leave something for the others. Peers are told
- * apart by a number, which two of them may have in common.
- */
-#define PEERS	64
-#define SHARE	3
-
-struct budget {
-	spinlock_t lock;	/* protects both; bottom halves off */
-	u64 all;
-	u64 of[PEERS];
-};
-
-static struct budget unsent_budget = {
-	.lock = __SPIN_LOCK_UNLOCKED(unsent_budget.lock),
-};
-
-static struct budget pending_budget = {
-	.lock = __SPIN_LOCK_UNLOCKED(pending_budget.lock),
-};
-
-/*
- * Sockets that programs have closed while TCP did not carry them, and that wait for their peers'
- * word: so many at most, as TCP has for those that are its own (tcp_max_orphans).
- */
-#define ORPHANS_MAX	4096
-
-static struct budget orphans = {
-	.lock = __SPIN_LOCK_UNLOCKED(orphans.lock),
-};
-
-static void uncharge(struct budget *budget, u8 peer, u32 size)
-{
-	spin_lock_bh(&budget->lock);
-	budget->of[peer] -= size;
-	budget->all -= size;
-	spin_unlock_bh(&budget->lock);
-}
-
-/* @most: of all peers. */
-static bool charge(struct budget *budget, u8 peer, u32 size, u64 most)
-{
-	u64 own, others;
-	bool may;
-
-	spin_lock_bh(&budget->lock);
-	own = budget->of[peer] + size;
-	others = budget->all - budget->of[peer];
-	may = others < most && own <= (most - others) / 4 * SHARE;
-	if (may) {
-		budget->of[peer] += size;
-		budget->all += size;
-	}
-	spin_unlock_bh(&budget->lock);
-	return may;
-}
-
-/* Which of PEERS it is: of the peer to which the lane leads. */
-static u8 number_of(const struct stream *stream)
-{
-	return hash_64(READ_ONCE(stream->peer), ilog2(PEERS));
-}
-
-/**
- * stream_orphan_begins() - a program has closed a socket, which is to wait for its peer's word
- * @stream: its stream
- *
- * Return: whether it may; not if there are too many of that peer's, or of all.
- */
-bool stream_orphan_begins(struct stream *stream)
-{
-	stream->orphan_peer = number_of(stream);
-	return charge(&orphans, stream->orphan_peer, 1, ORPHANS_MAX);
-}
-
-/** stream_orphan_ends() - it does not wait any more, or was not to be made */
-void stream_orphan_ends(const struct stream *stream)
-{
-	uncharge(&orphans, stream->orphan_peer, 1);
-}
-
 static u8 *unsent_alloc(u8 peer, u32 size)
 {
 	u8 *memory = NULL;
 
-	if (!charge(&unsent_budget, peer, size, READ_ONCE(stream_unsent_max)))
+	if (!stream_budget_take(STREAM_BUDGET_UNSENT, peer, size))
 		return NULL;
 	memory = kvmalloc(size, GFP_KERNEL);
 	if (!memory)
-		uncharge(&unsent_budget, peer, size);
+		stream_budget_give(STREAM_BUDGET_UNSENT, peer, size);
 	return memory;
 }
 
@@ -123,11 +37,11 @@ static u8 *pending_alloc(u8 peer)
 {
 	u8 *memory = NULL;
 
-	if (!charge(&pending_budget, peer, STREAM_PENDING_PART, READ_ONCE(stream_unsent_max) / 2))
+	if (!stream_budget_take(STREAM_BUDGET_PENDING, peer, STREAM_PENDING_PART))
 		return NULL;
 	memory = kmalloc(STREAM_PENDING_PART, GFP_KERNEL_ACCOUNT | __GFP_NORETRY | __GFP_NOWARN);
 	if (!memory)
-		uncharge(&pending_budget, peer, STREAM_PENDING_PART);
+		stream_budget_give(STREAM_BUDGET_PENDING, peer, STREAM_PENDING_PART);
 	return memory;
 }
 
@@ -136,7 +50,7 @@ static void pending_free(u8 peer, u8 *memory)
 	if (!memory)
 		return;
 	kfree(memory);
-	uncharge(&pending_budget, peer, STREAM_PENDING_PART);
+	stream_budget_give(STREAM_BUDGET_PENDING, peer, STREAM_PENDING_PART);
 }
 
 /**
@@ -163,7 +77,7 @@ void stream_unsent_copy(struct stream *stream)
 	stream->unsent_from = stream->sent - size;
 	if (!size)
 		return;
-	stream->unsent_peer = number_of(stream);
+	stream->unsent_peer = stream_budget_peer(stream);
 	stream->unsent = unsent_alloc(stream->unsent_peer, size);
 	if (!stream->unsent) {
 		stream->spoilt = true;
@@ -247,7 +161,7 @@ int stream_pending_add(struct stream *stream, struct msghdr *msg, size_t size)
 	u8 **part = part_of(stream, READ_ONCE(stream->pending_size));
 	bool tries = part && !READ_ONCE(*part) && !READ_ONCE(stream->pending_refused);
 	u8 peer = READ_ONCE(stream->pending[0]) ? READ_ONCE(stream->pending_peer) :
-						  number_of(stream);
+						  stream_budget_peer(stream);
 	struct sock *sk = stream->sk;
 	u8 *memory = NULL;
 	int done = 0;
@@ -403,9 +317,11 @@ void stream_pending_free(struct stream *stream)
 
 	if (stream->unsent) {
 		kvfree(stream->unsent);
-		uncharge(&unsent_budget, stream->unsent_peer, stream->unsent_memory);
+		stream_budget_give(STREAM_BUDGET_UNSENT, stream->unsent_peer,
+				   stream->unsent_memory);
 	}
 	stream->unsent = NULL;
+	stream->unsent_memory = 0;
 	WRITE_ONCE(stream->unsent_size, 0);
 	WRITE_ONCE(stream->unsent_at, 0);
 	for (i = 0; i < STREAM_PENDING_PARTS; i++) {

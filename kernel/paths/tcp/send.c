@@ -115,7 +115,9 @@ static int by_ring(struct stream *stream, struct msghdr *msg, size_t size, bool 
 	if (stream->tx == STREAM_TX_RING) {
 		if (READ_ONCE(stream->sk->sk_err))
 			done = sock_error(stream->sk);
-		else if (READ_ONCE(stream->sk->sk_shutdown) & SEND_SHUTDOWN)
+		else if ((READ_ONCE(stream->sk->sk_shutdown) & SEND_SHUTDOWN) ||
+			 !((1 << READ_ONCE(stream->sk->sk_state)) &
+			   (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT)))
 			done = -EPIPE;
 		else
 			done = put(stream, msg, size, ask);

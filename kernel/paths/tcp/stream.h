@@ -165,6 +165,17 @@ struct stream_hello {
 /* By how much a receive buffer grows at most for what a peer's answer is behind. */
 #define STREAM_ROOM		(2 * (int)STREAM_OWED_MAX + (64 << 10))
 
+/* What all connections share, and a peer's are to leave to others: budget.c. */
+enum stream_budget {
+	STREAM_BUDGET_UNSENT,	/* bytes that went into a ring, and may have to go by TCP */
+	STREAM_BUDGET_PENDING,	/* bytes that programs send while nothing carries them */
+	STREAM_BUDGET_KEPT,	/* bytes of memory of what came by a ring, and is no socket's yet */
+	STREAM_BUDGET_ORPHANS,	/* sockets that were closed, and wait for their peer's word */
+};
+
+/* Of STREAM_BUDGET_KEPT, in bytes. */
+#define STREAM_KEPT_MAX		(64L << 20)
+
 /* What programs send while nothing carries a stream is kept in so many parts, of so many bytes. */
 #define STREAM_PENDING_PARTS	4
 #define STREAM_PENDING_PART	4096U
@@ -215,6 +226,10 @@ struct stream_spin {
  * @turned: how often it turned from sending to receiving or back, in the same time
  * @was_sent: what moved last was sent
  * @refs: one for the table, one for a lane, one for @work while it is queued
+ * @data_ready: the kernel's own calls of the socket's: they wake those who wait, and look at
+ *	nothing, so that they need no lock; what others put there later is called under it
+ * @write_space: ditto
+ * @state_change: ditto
  * @by_sock: in the table of all streams
  * @by_tuple: in the table of those that are ours
  * @rcu: frees it
@@ -261,7 +276,7 @@ struct stream_spin {
  * @unsent_size: bytes of @unsent
  * @unsent_memory: bytes that it takes
  * @unsent_at: bytes of @unsent that went by TCP again, or need not
- * @unsent_peer: whom it counts for: pending.c
+ * @unsent_peer: whom it counts for: budget.c
  * @pending: what programs have sent while nothing carried it, in parts
  * @pending_peer: whom they count for
  * @pending_size: bytes of @pending
@@ -288,6 +303,7 @@ struct stream_spin {
  * @kept_bytes: how many were kept in the life of the lane
  * @kept_most: how many may be kept: twice what the lane's rings could hold at once
  * @kept_memory: what those in @kept take, in bytes
+ * @kept_peer: whom that counts for
  * @kept_next: how far TCP was when it last came nearer to those, or they became fewer; of
  *	@work, as the next two
  * @kept_left: what they took then
@@ -334,6 +350,9 @@ struct stream {
 	atomic64_t turned;
 	bool was_sent;
 	struct kref refs;
+	void (*data_ready)(struct sock *sk);
+	void (*write_space)(struct sock *sk);
+	void (*state_change)(struct sock *sk);
 	struct rhash_head by_sock;
 	struct hlist_node by_tuple;
 	struct rcu_head rcu;
@@ -400,6 +419,7 @@ struct stream {
 	u32 kept_bytes;
 	u32 kept_most;
 	long kept_memory;
+	u8 kept_peer;
 	u32 kept_next;
 	long kept_left;
 	unsigned long kept_since;
@@ -533,6 +553,23 @@ static inline bool stream_is_last(const struct stream *stream)
 	/* Pairs with the one in stream_lane_down(). */
 	smp_rmb();
 	return last;
+}
+
+/* So long a FIN of ours follows the peer's, in jiffies after its lane has ended. */
+#define STREAM_FIN_TIME	(2 * HZ)
+
+/*
+ * Whether the peer's program has sent its last before ours, and its FIN, which is behind the
+ * lane, is not there yet: ours follows it, so that TIME-WAIT is at the peer's end, as with TCP.
+ * A stream that has been released may have the socket's next connection before it. With the
+ * socket locked it is not released meanwhile.
+ */
+static inline bool stream_follows_fin(const struct stream *stream)
+{
+	return test_bit(STREAM_LAST, &stream->flags) &&
+	       !test_bit(STREAM_DEAD, &stream->flags) &&
+	       READ_ONCE(stream->sk->sk_state) == TCP_ESTABLISHED &&
+	       time_before(jiffies, READ_ONCE(stream->since) + STREAM_FIN_TIME);
 }
 
 /* main.c */
@@ -690,9 +727,13 @@ struct sk_buff *stream_merge_make(unsigned int size);
 int stream_merge(struct sock *sk, u32 seq, struct sk_buff_head *kept);
 int stream_merge_cut(struct sock *sk, u32 seq, u32 size);
 
+/* budget.c */
+u8 stream_budget_peer(const struct stream *stream);
+bool stream_budget_take(enum stream_budget what, u8 peer, u32 size);
+void stream_budget_give(enum stream_budget what, u8 peer, u32 size);
+u64 stream_budget_taken(enum stream_budget what);
+
 /* pending.c; process context, but for has_room and bytes */
-bool stream_orphan_begins(struct stream *stream);
-void stream_orphan_ends(const struct stream *stream);
 void stream_unsent_copy(struct stream *stream);
 void stream_pending_refuse(struct stream *stream);
 int stream_pending_add(struct stream *stream, struct msghdr *msg, size_t size);

@@ -45,33 +45,46 @@
 /* A connection that has ended, by a reset too, waits so long for the peer's word of a lane. */
 #define GONE_TIME	(2 * HZ)
 
-/* What is kept of all connections takes no more, in bytes: no socket has paid for it yet. */
-#define KEPT_MAX	(64L << 20)
-
 /*
  * Bytes of a lane are kept while TCP has not what is before them, which on a slow way takes
  * minutes. Where this much is kept, a connection whose TCP has not come nearer by KEPT_STEP for so
  * long has to make room. Where there is no memory, what was kept of a connection
  * that cannot go on is lost after that time.
  */
-#define KEPT_MUCH	(KEPT_MAX / 4)
+#define KEPT_MUCH	(STREAM_KEPT_MAX / 4)
 #define KEPT_STEP	(256U << 10)
 #define KEPT_TIME	(60 * HZ)
 #define KEPT_TRIES	30
 
-static atomic_long_t kept_memory;
-
 /* A peer that does not answer a hello keeps the application from sending much. */
 #define SAID_TIME	(HZ / 5)
 
+/* Programs that wait for the socket are to look at it. */
 static void wake(struct stream *stream)
 {
 	struct sock *sk = stream->sk;
 
 	local_bh_disable();
+	stream->data_ready(sk);
+	stream->write_space(sk);
+	/* poll() may tell of a FIN now. */
+	if (READ_ONCE(sk->sk_shutdown) & RCV_SHUTDOWN)
+		stream->state_change(sk);
+	local_bh_enable();
+}
+
+/*
+ * TCP has more for whoever reads it, or may be written to again: not programs alone, but what in
+ * the kernel has the socket by now, which looks into its queues. The caller has the socket locked.
+ */
+static void tell(struct stream *stream)
+{
+	struct sock *sk = stream->sk;
+
+	sock_owned_by_me(sk);
+	local_bh_disable();
 	sk->sk_data_ready(sk);
 	sk->sk_write_space(sk);
-	/* poll() may tell of a FIN now. */
 	if (READ_ONCE(sk->sk_shutdown) & RCV_SHUTDOWN)
 		sk->sk_state_change(sk);
 	local_bh_enable();
@@ -189,19 +202,27 @@ bool stream_hear(struct stream *stream)
 	return true;
 }
 
-/* An skb of what the ring has next; NULL if that cannot be had. */
-static struct sk_buff *take(struct vmloop_lane *lane, u32 size)
+/* An skb of what the ring has next; NULL if that cannot be had, or the peer has its share. */
+static struct sk_buff *take(struct stream *stream, u32 size)
 {
 	struct sk_buff *skb = stream_merge_make(size);
+	struct vmloop_lane *lane = stream->held;
 	u32 at, bytes;
 	const void *from;
 
 	if (!skb)
 		return NULL;
+	if (!stream->kept_memory)
+		stream->kept_peer = stream_budget_peer(stream);
+	if (!stream_budget_take(STREAM_BUDGET_KEPT, stream->kept_peer, skb->truesize)) {
+		kfree_skb(skb);
+		return NULL;
+	}
 	for (at = 0; at < skb->len; at += bytes) {
 		bytes = vmloop_ring_bytes(&lane->rx, at, skb->len - at, &from);
 		bytes = min(bytes, skb->len - at);
 		if (!bytes || skb_store_bits(skb, at, from, bytes)) {
+			stream_budget_give(STREAM_BUDGET_KEPT, stream->kept_peer, skb->truesize);
 			kfree_skb(skb);
 			return NULL;
 		}
@@ -221,11 +242,15 @@ void stream_keep(struct stream *stream)
 {
 	struct vmloop_lane *lane = stream->held;
 	struct sk_buff *skb;
+	const void *from;
 	u32 size, at;
 
 	lockdep_assert_held(&stream->rx_ring);
-	if (!stream->heard || stream->closed || stream->spoilt ||
-	    !vmloop_ring_ready(&lane->rx))
+	if (!stream->heard || stream->closed || stream->spoilt)
+		return;
+	/* All that has come by now, though some of it was seen before. */
+	vmloop_ring_bytes(&lane->rx, 0, lane->rx.size, &from);
+	if (!vmloop_ring_ready(&lane->rx))
 		return;
 	size = lane->rx.head - lane->rx.tail;
 	/* A peer that goes on and on is not kept for. */
@@ -233,14 +258,11 @@ void stream_keep(struct stream *stream)
 	if (stream->kept_bytes + size > stream->kept_most)
 		return;
 	for (at = 0; at < size; at += skb->len) {
-		if (atomic_long_read(&kept_memory) >= KEPT_MAX)
-			break;
-		skb = take(lane, size - at);
+		skb = take(stream, size - at);
 		if (!skb)
 			break;
 		__skb_queue_tail(&stream->kept, skb);
 		WRITE_ONCE(stream->kept_memory, stream->kept_memory + skb->truesize);
-		atomic_long_add(skb->truesize, &kept_memory);
 	}
 	stream->kept_bytes += at;
 	WRITE_ONCE(stream->got, stream->got + at);
@@ -258,7 +280,7 @@ static void account_kept(struct stream *stream)
 
 	skb_queue_walk(&stream->kept, skb)
 		memory += skb->truesize;
-	atomic_long_sub(stream->kept_memory - memory, &kept_memory);
+	stream_budget_give(STREAM_BUDGET_KEPT, stream->kept_peer, stream->kept_memory - memory);
 	WRITE_ONCE(stream->kept_memory, memory);
 }
 
@@ -345,7 +367,7 @@ static int merge(struct stream *stream)
 		WRITE_ONCE(stream->rcvbuf_set, sk->sk_rcvbuf);
 	}
 	if (moved)
-		wake(stream);
+		tell(stream);
 	return err;
 }
 
@@ -419,7 +441,8 @@ static void go_over(struct stream *stream)
 	int err = 0;
 
 	if (stream->tx == STREAM_TX_TCP && !READ_ONCE(stream->down) &&
-	    (stream_is_elsewhere(stream) || stream_way(stream->sk) == -EACCES ||
+	    (lane->rx.size > STREAM_RING_MOST || stream_is_elsewhere(stream) ||
+	     stream_way(stream->sk) == -EACCES ||
 	     !stream_rule_allows(stream->sk) || !say_hello(stream))) {
 		vmloop_lane_shut(lane, VMLOOP_REASON_NONE);
 		return;
@@ -435,6 +458,8 @@ static void go_over(struct stream *stream)
 		stream_keep(stream);
 		if (!stream->closed && !vmloop_ring_ready(&lane->rx))
 			vmloop_lane_read(lane);
+		else if (!stream->closed)
+			stream_queue(stream, RETRY_MAX / 4);
 		mutex_unlock(&stream->rx_ring);
 		err = merge_by_work(stream);
 		if (err == -EPROTO)
@@ -495,7 +520,7 @@ static bool peek(struct sock *sk, u32 seq, void *to, unsigned int size)
 }
 
 /* Tell the peer by TCP what came by the ring. 0, -EAGAIN, or another negative errno. */
-static int tell(struct stream *stream)
+static int say_got(struct stream *stream)
 {
 	int sent;
 
@@ -566,10 +591,11 @@ static int something_comes(struct wait_queue_entry *entry, unsigned int mode, in
 
 /*
  * Have the work run when TCP says anything to those who wait for the socket: a program may wait
- * behind the peer's answer. The clock has it run as well; TCP says nothing of few bytes where
- * the program has set SO_RCVLOWAT. The caller has the socket locked.
+ * behind the peer's answer, and a FIN of ours for the peer's. The clock has it run as well; TCP
+ * says nothing of few bytes where the program has set SO_RCVLOWAT. The caller has the socket
+ * locked.
  */
-static void listen_for_answer(struct stream *stream)
+static void listen_for_tcp(struct stream *stream)
 {
 	struct sock *sk = stream->sk;
 
@@ -605,10 +631,10 @@ static int ask(struct stream *stream)
 		return -EAGAIN;
 	err = hear_answer(stream);
 	if (err == -EAGAIN)
-		listen_for_answer(stream);
+		listen_for_tcp(stream);
+	else if (!err)
+		tell(stream);
 	release_sock(stream->sk);
-	if (!err)
-		wake(stream);
 	return err;
 }
 
@@ -711,6 +737,7 @@ static bool go_on(struct stream *stream, int err)
 	mutex_unlock(&stream->rx_ring);
 	stream_lower_rcvbuf(stream);
 	stream_listen_no_more(stream);
+	tell(stream);
 	release_sock(stream->sk);
 	if (carried)
 		stream_count(STREAM_BACK, 1);
@@ -737,9 +764,9 @@ static int hear_nothing(struct stream *stream)
 	WRITE_ONCE(stream->heard, false);
 	mutex_unlock(&stream->rx_ring);
 	stream_lower_rcvbuf(stream);
+	tell(stream);
 	release_sock(stream->sk);
 	stream->answered = true;
-	wake(stream);
 	return 0;
 }
 
@@ -760,7 +787,7 @@ static int settle(struct stream *stream)
 		if (err == -EPROTO)
 			return err;
 	}
-	err = tell(stream);
+	err = say_got(stream);
 	if (!err)
 		err = ask(stream);
 	if (!err)
@@ -801,7 +828,7 @@ static bool is_stuck(struct stream *stream)
 		stream->kept_since = jiffies ?: 1;
 	}
 	return time_after(jiffies, stream->kept_since + KEPT_TIME) &&
-	       atomic_long_read(&kept_memory) > KEPT_MUCH;
+	       stream_budget_taken(STREAM_BUDGET_KEPT) > KEPT_MUCH;
 }
 
 /* Whether TCP has all that is before what is kept: memory, and so the program, is waited for. */
@@ -896,6 +923,25 @@ static void come_back(struct stream *stream)
 		stream_queue(stream, stream->is_kept_out ? RETRY_MAX : 0);
 }
 
+/* Whether our FIN is to wait for the peer's, for which the work runs again. */
+static bool waits_for_fin(struct stream *stream)
+{
+	bool waits;
+
+	if (!stream_follows_fin(stream))
+		return false;
+	if (!stream_lock_sock(stream))
+		return true;
+	/* TCP tells of a FIN under the lock. */
+	waits = stream_follows_fin(stream);
+	if (waits) {
+		listen_for_tcp(stream);
+		stream_queue(stream, STREAM_FIN_TIME);
+	}
+	release_sock(stream->sk);
+	return waits;
+}
+
 /* TCP carries what we send: what the application wanted meanwhile can be done. */
 static void catch_up(struct stream *stream)
 {
@@ -903,10 +949,15 @@ static void catch_up(struct stream *stream)
 	struct socket *orphan = orphan_of(stream);
 	struct sock *sk = stream->sk;
 
+	if ((orphan || test_bit(STREAM_FIN, &stream->flags)) && waits_for_fin(stream))
+		return;
 	if (orphan) {
 		stream->orphan = NULL;
+		/* close() sends the FIN of a program that has shut the connection, too. */
+		clear_bit(STREAM_FIN, &stream->flags);
+		clear_bit(STREAM_SHUT, &stream->flags);
 		sock_release(orphan);
-		stream_orphan_ends(stream);
+		stream_budget_give(STREAM_BUDGET_ORPHANS, stream->orphan_peer, 1);
 		return;
 	}
 	if (!test_bit(STREAM_FIN, &stream->flags) ||
@@ -914,6 +965,7 @@ static void catch_up(struct stream *stream)
 		return;
 	if (!stream_lock_sock(stream))
 		return;
+	stream_listen_no_more(stream);
 	if ((1 << sk->sk_state) & (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT)) {
 		sk->sk_shutdown |= SEND_SHUTDOWN;
 		base->shutdown(sk, SEND_SHUTDOWN);
@@ -989,6 +1041,12 @@ static u32 why_shut(const struct stream *stream)
 	return VMLOOP_REASON_NONE;
 }
 
+/* Whether it is not to have a lane any more. */
+static bool stays(const struct stream *stream)
+{
+	return test_bit(STREAM_STAYS, &stream->flags) || test_bit(STREAM_DEAD, &stream->flags);
+}
+
 /** stream_work() - what a stream has to do that takes time */
 void stream_work(struct work_struct *work)
 {
@@ -1001,14 +1059,17 @@ void stream_work(struct work_struct *work)
 	if (!READ_ONCE(stream->held)) {
 		if (test_bit(STREAM_WANTED, &stream->flags))
 			stream_open_lane(stream);
+		/* Of who wants the connection to stay, and found no lane. Pairs with the bit. */
+		smp_mb();
+		if (READ_ONCE(stream->held) && stays(stream))
+			stream_queue(stream, 0);
 	} else {
 		/* Pairs with the release in lane.c's decide(). */
 		if (smp_load_acquire(&stream->ended)) {
 			come_back(stream);
 		} else if (stream_is_up(stream)) {
 			if ((test_and_clear_bit(STREAM_GO_BACK, &stream->flags) ||
-			     test_bit(STREAM_STAYS, &stream->flags) ||
-			     test_bit(STREAM_DEAD, &stream->flags)) &&
+			     stays(stream)) &&
 			    !READ_ONCE(stream->down))
 				vmloop_lane_shut(stream->held, why_shut(stream));
 			go_over(stream);
@@ -1019,6 +1080,9 @@ void stream_work(struct work_struct *work)
 				stream->spoilt = true;
 			if (stream->spoilt)
 				end_spoilt(stream);
+		} else if (stays(stream)) {
+			/* The peer may never answer. */
+			vmloop_lane_shut(stream->held, VMLOOP_REASON_NONE);
 		}
 	}
 	if (!READ_ONCE(stream->held))

@@ -129,7 +129,7 @@ void stream_queue(struct stream *stream, unsigned long delay)
 
 /**
  * stream_make() - have a stream for a socket
- * @sk: the socket, locked
+ * @sk: the socket, locked, of which nothing in the kernel but TCP has a use
  * @family: index of its tables
  * @active: it connects
  *
@@ -138,11 +138,14 @@ void stream_queue(struct stream *stream, unsigned long delay)
  */
 struct stream *stream_make(struct sock *sk, unsigned int family, bool active)
 {
-	struct stream *stream = kzalloc(sizeof(*stream), GFP_ATOMIC);
+	struct stream *stream = kzalloc(sizeof(*stream), GFP_ATOMIC | __GFP_ACCOUNT);
 
 	if (!stream)
 		return NULL;
 	stream->sk = sk;
+	stream->data_ready = sk->sk_data_ready;
+	stream->write_space = sk->sk_write_space;
+	stream->state_change = sk->sk_state_change;
 	stream->family = family;
 	stream->active = active;
 	stream->spoke = jiffies;
@@ -271,6 +274,8 @@ void stream_each(void (*what)(struct stream *stream))
 		rhashtable_walk_stop(&iter);
 		what(stream);
 		stream_put(stream);
+		/* There may be as many as programs have descriptors. */
+		cond_resched();
 		go_on(&iter);
 	}
 	rhashtable_walk_stop(&iter);

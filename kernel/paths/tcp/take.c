@@ -82,11 +82,31 @@ int stream_family_of(const struct sock *sk)
 									  -1;
 }
 
+/*
+ * Whether TCP signs or encrypts what it sends, or has a key for that. A listener's children have
+ * its keys.
+ */
+static bool is_signed(const struct sock *sk)
+{
+	bool is = false;
+
+#ifdef CONFIG_TCP_MD5SIG
+	is |= !!rcu_access_pointer(tcp_sk(sk)->md5sig_info);
+#endif
+#ifdef CONFIG_TCP_AO
+	is |= !!rcu_access_pointer(tcp_sk(sk)->ao_info);
+#endif
+#ifdef CONFIG_INET_PSP
+	is |= !!rcu_access_pointer(sk->psp_assoc);
+#endif
+	return is;
+}
+
 /**
  * stream_is_in_use() - whether somebody else has a use for a socket
  * @sk: the socket, locked
  *
- * A ULP, a map, a filter, the kernel itself (also by a socket that a program gave it).
+ * A ULP, a map, a filter, signatures, the kernel itself (also by a socket that a program gave it).
  */
 bool stream_is_in_use(const struct sock *sk)
 {
@@ -94,7 +114,8 @@ bool stream_is_in_use(const struct sock *sk)
 	       !sk->sk_net_refcnt || sk->sk_kern_sock ||
 	       sk->sk_allocation != GFP_KERNEL ||
 	       sock_flag(sk, SOCK_MEMALLOC) ||
-	       rcu_access_pointer(sk->sk_filter) || tcp_sk(sk)->repair;
+	       rcu_access_pointer(sk->sk_filter) || tcp_sk(sk)->repair ||
+	       is_signed(sk);
 }
 
 /*
@@ -199,8 +220,12 @@ static void state_changes(void *unused, const struct sock *sock, const int from,
 	/* Children begin as copies of a listener, without a socket; MPTCP listens twice. */
 	if (from == TCP_LISTEN && to != TCP_LISTEN && sk->sk_socket)
 		stream_listen_ends(sk);
-	/* What is known of a connection that is over is not true of the next one. */
-	if (to == TCP_SYN_SENT || to == TCP_LISTEN)
+	/*
+	 * What is known of a connection that is over is not true of the next one. And one that
+	 * never came about is nobody's.
+	 */
+	if (to == TCP_SYN_SENT || to == TCP_LISTEN ||
+	    (from == TCP_SYN_SENT && to == TCP_CLOSE))
 		release_old(sk);
 	if (READ_ONCE(leaving))
 		return;

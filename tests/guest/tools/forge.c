@@ -578,6 +578,82 @@ static uint32_t opened_and_closed(void)
 	return 0;
 }
 
+/* Tells of all lanes that have changed, and waits until the victim has taken that. */
+static void tell_of_all(const uint64_t *changed, uint32_t words)
+{
+	double until = now() + PATIENCE;
+	uint64_t groups = 0;
+	uint32_t word;
+
+	for (word = 0; word < words; word++) {
+		us.news->lanes[word] ^= changed[word];
+		groups |= (uint64_t)!!changed[word] << word;
+	}
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	us.news->groups ^= groups;
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	ring();
+	for (word = 0; word < words; word++)
+		while (us.their_news->lanes_taken[word] != us.news->lanes[word])
+			if (now() > until)
+				fail("the victim takes no news of so many lanes");
+}
+
+/*
+ * Lanes of a kind that there is not, all numbers at once, again and again: each answer costs the
+ * victim. It gives 8,192 at once and 4,096 a second, one for a refusal and one for letting go. Then
+ * a right one is accepted.
+ */
+static uint32_t refused_without_end(void)
+{
+	uint32_t lanes = region_table(us.base, us.side)->lanes, words, number, refused = 0;
+	const double seconds = 6, begin = now();
+	struct lane one;
+	bool all_free;
+
+	if (lanes > region_table(us.base, !us.side)->lanes)
+		lanes = region_table(us.base, !us.side)->lanes;
+	words = (lanes + VMLOOP_NEWS_BITS - 1) / VMLOOP_NEWS_BITS;
+	do {
+		uint64_t changed[64] = { 0 };
+
+		all_free = true;
+		for (number = us.side; number < lanes; number += 2) {
+			volatile struct vmloop_shm_entry *ours =
+				region_entry(us.base, us.side, number);
+			uint32_t theirs = region_entry(us.base, !us.side, number)->life;
+			uint32_t step = life_step(ours->life);
+
+			if (ours->lane.kind != 0xffff && step != VMLOOP_LIFE_FREE)
+				continue;	/* one of the guest's own */
+			if (step == VMLOOP_LIFE_FREE && theirs == ours->life &&
+			    now() < begin + seconds) {
+				ours->lane.kind = 0xffff;
+				ours->life += VMLOOP_LIFE_OPEN;
+			} else if (step == VMLOOP_LIFE_OPEN &&
+				   life_step(theirs) == VMLOOP_LIFE_REFUSED) {
+				ours->life += (1U << VMLOOP_LIFE_BITS) - VMLOOP_LIFE_OPEN;
+				refused++;
+			} else {
+				all_free &= step == VMLOOP_LIFE_FREE && theirs == ours->life;
+				continue;
+			}
+			all_free = false;
+			changed[number / VMLOOP_NEWS_BITS] |= 1ULL << number % VMLOOP_NEWS_BITS;
+		}
+		tell_of_all(changed, words);
+		if (now() > begin + seconds + 3 * PATIENCE)
+			fail("the victim does not let go of lanes that it refused");
+	} while (!all_free);
+	fprintf(stderr, "%" PRIu32 " in %g s\n", refused, now() - begin);
+	if (refused > (8192 + 4096 * (uint32_t)(now() - begin + 2)) / 2)
+		fail("%" PRIu32 " lanes were looked at in %g s", refused, now() - begin);
+	one = accepted();
+	say_life(&one, VMLOOP_LIFE_CLOSED);
+	wait_for_step(&one, VMLOOP_LIFE_CLOSED);
+	return 0;
+}
+
 static uint32_t right(void)
 {
 	const struct vmloop_shm_header *header = (void *)us.base;
@@ -737,6 +813,7 @@ static const struct {
 	{ "a_second_lane", a_second_lane, "refused 257" },
 	{ "many_wrong_ones", many_wrong_ones, "tcp" },
 	{ "opened_and_closed", opened_and_closed, "tcp" },
+	{ "refused_without_end", refused_without_end, "tcp" },
 	{ "no_hello", no_hello, "tcp" },
 	{ "half_a_hello", half_a_hello, "tcp" },
 	{ "closed_at_once", closed_at_once, "tcp" },

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Connections, and calls, that are TCP's alone."""
+
+from collections.abc import Iterator
+
+import pytest
+from vmlab import Lab
+
+from tests.guest.net import until
+from tests.guest.pair import standing
+from tests.guest.test_stream import CONNECT, Streams
+from tests.guest.veth import IP, inside
+
+pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
+
+PORT = 5541
+
+
+@pytest.fixture
+def streams(lab: Lab) -> Iterator[Streams]:
+    """A channel with both paths."""
+    with standing(Streams(lab.host)) as one:
+        yield one
+
+
+SIGNED = """
+import socket, struct, sys
+role, here, there, port, key = *sys.argv[1:4], int(sys.argv[4]), sys.argv[5].encode()
+
+def sign(one, host):
+    address = struct.pack('=HH', socket.AF_INET, 0) + socket.inet_aton(host)
+    if key:
+        # TCP_MD5SIG: struct tcp_md5sig
+        one.setsockopt(socket.SOL_TCP, 14, address.ljust(128, b'\\0') +
+                       struct.pack('=BBHi', 0, 0, len(key), 0) + key.ljust(80, b'\\0'))
+
+if role == 'serve':
+    with socket.create_server((here, port)) as listener:
+        sign(listener, there)
+        print('ready', flush=True)
+        one, _ = listener.accept()
+else:
+    one = socket.socket()
+    sign(one, there)
+    one.connect((there, port))
+for turn in range(2000):
+    if role == 'run':
+        one.sendall(b'x')
+    assert one.recv(1) == b'x'
+    if role == 'serve':
+        one.sendall(b'x')
+one.close()
+"""
+"""A byte goes to and fro; with a key TCP signs all of it. The key is there before the connection."""
+
+
+@pytest.mark.main("connections that TCP signs left it, and its signatures, for a lane")
+def test_signed_from_the_first_packet(stage: str, streams: Streams) -> None:
+    """A connection has no lane whose keys (TCP_MD5SIG) were set before it was made, as BGP's are."""
+    host = streams.host
+    streams.leave_after(1)
+    for port, key in ((PORT, "secret"), (PORT + 1, "")):
+        with host.popen(inside("b", "python3", "-c", SIGNED, "serve", IP[1], IP[0], port, key)) as server:
+            server.wait_for("ready", 60)
+            host.run(inside("a", "python3", "-c", SIGNED, "run", IP[0], IP[1], port, key), timeout=120)
+            assert server.wait(60).code == 0, server.err
+        assert (streams.counter("paired") == 0) == bool(key)
+
+
+IMPATIENT = (
+    CONNECT
+    + """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+
+def libc_splice(source, sink):
+    if libc.splice(source, None, sink, None, ctypes.c_size_t(100), 0) < 0:
+        raise OSError(ctypes.get_errno(), 'splice')
+
+one.setblocking(True)
+if role == 'run':
+    ends = []
+    signal.signal(signal.SIGTERM, lambda *_: ends.append(1))
+    while not ends:
+        one.sendall(b'x')
+        assert one.recv(1) == b'x'
+    # Less than a call may take that waits for the peer.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(4)
+    one.setblocking(False)
+    for call in (
+        lambda: one.setsockopt(socket.SOL_TCP, 31, b'tls'),
+        lambda: libc_splice(one.fileno(), os.pipe()[1]),
+        lambda: one.setsockopt(socket.SOL_TCP, 31, b'tls'),
+    ):
+        try:
+            call()
+            print('done', flush=True)
+        except OSError as error:
+            print(os.strerror(error.errno), flush=True)
+    signal.alarm(0)
+    one.setblocking(True)
+    print('told', flush=True)
+else:
+    part = one.recv(1)
+    while part:
+        one.sendall(part)
+        part = one.recv(1)
+one.close()
+"""
+)
+"""`run` makes calls that have a connection go back to TCP, and does not want to wait in them."""
+
+SILENCE = f"add table ip silence; add chain ip silence out {{ type filter hook output priority 0; }}; \
+add rule ip silence out tcp sport {PORT} drop"
+
+
+def test_calls_that_do_not_wait(stage: str, streams: Streams) -> None:
+    """A program with O_NONBLOCK does not stand still in a call until a peer has answered, that may never."""
+    host = streams.host
+    streams.leave_after(1)
+    host.run("modprobe tls")
+    with host.popen(inside("b", "python3", "-c", IMPATIENT, "serve", "-", PORT)) as server:
+        server.wait_for("ready", 60)
+        with host.popen(inside("a", "python3", "-c", IMPATIENT, "run", IP[1], PORT)) as client:
+            until(lambda: streams.counter("rx_bytes") > 100, 60, "bytes come by a lane")
+            host.run(inside("b", "nft", SILENCE))
+            try:
+                client.terminate()
+                client.wait_for("told", 60)
+            finally:
+                host.run(inside("b", "nft", "delete table ip silence"))
+            assert client.out.split("\n")[:3] == [
+                "Device or resource busy", "Resource temporarily unavailable", "Device or resource busy",
+            ]  # fmt: skip
+            assert client.wait(60).code == 0, client.err
+        assert server.wait(90).code == 0, server.err
