@@ -170,7 +170,10 @@ def test_what_bounds_the_service(service: Host) -> None:
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
     assert int(process(service, 1)["CapBnd"], 16) & ~wanted, "process 1 has more"
     limits = service.run(["cat", f"/proc/{pid}/limits"]).out
-    assert [line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files")] == [["65536"] * 2]
+    [files] = [line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files")]
+    # limits.rs has a test that it is enough.
+    assert files == [service.run("systemctl show -P LimitNOFILE vmloopd").out.strip()] * 2
+    assert int(files[0]) > 4096, "systemd's own"
     # Its own view of the file system: nothing can be written but below /run/vmloop.
     inside = ["nsenter", "-t", str(pid), "-m", "sh", "-c"]
     assert service.run([*inside, "touch /etc/vmloop/x"], check=False).code
@@ -239,6 +242,9 @@ def test_a_qemu_of_another_user(installed: Host) -> None:
 def test_rules_of_the_stream_path(installed: Host) -> None:
     """The unit loads them where the module is; without the module, or without rules, it does nothing."""
 
+    modules = paths.OUT / "modules" / installed.run(["uname", "-r"]).out.strip()
+    names = ("vmloop", "vmloop_tcp")
+
     def state() -> str:
         installed.run("systemctl restart vmloop-stream-rules", check=False)
         return installed.run("systemctl is-active vmloop-stream-rules", check=False).out.strip()
@@ -247,11 +253,12 @@ def test_rules_of_the_stream_path(installed: Host) -> None:
     installed.run("printf 'tcp --port 22\\ntcp --port 5432-5433\\n' >/etc/vmloop/stream.rules")
     try:
         assert state() == "inactive"
-        installed.run("modprobe vmloop_tcp")
+        for name in names:
+            installed.run(["insmod", str(modules / f"{name}.ko")])
         assert state() == "active"
         rules = json.loads(installed.run("vmloop stream rules --json").out)
         assert [one["ports"] for one in rules] == [[22, 22], [5432, 5433]]
         installed.run("echo udp >/etc/vmloop/stream.rules; ! systemctl restart vmloop-stream-rules")
         assert "all connections stay on TCP" in installed.run("journalctl -q -u vmloop-stream-rules -b --no-pager").out
     finally:
-        installed.run("rmmod vmloop_tcp; rm -f /etc/vmloop/stream.rules", check=False)
+        installed.run(f"rmmod {' '.join(reversed(names))}; rm -f /etc/vmloop/stream.rules", check=False)
