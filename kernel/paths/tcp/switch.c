@@ -460,6 +460,9 @@ static void go_over(struct stream *stream)
 			vmloop_lane_read(lane);
 		else if (!stream->closed)
 			stream_queue(stream, RETRY_MAX / 4);
+		/* A program that polls had nothing to read, and has not seen it. */
+		if (!stream->closed && lane->rx.broken)
+			vmloop_lane_broken(lane, lane->rx.broken);
 		mutex_unlock(&stream->rx_ring);
 		err = merge_by_work(stream);
 		if (err == -EPROTO)
