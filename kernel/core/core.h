@@ -49,8 +49,8 @@
 #define VMLOOP_WINDOWS_A_SECOND		8UL
 
 /*
- * How often a peer may open a lane, of any kind and in vain, too, or withdraw one, at once, and
- * each second after that: it can do so without end, at little cost to itself.
+ * How often a peer may open or withdraw a lane, of any kind, at once; and each second after that.
+ * Lanes that are refused count: a peer can open those without end, at little cost to itself.
  */
 #define VMLOOP_OPENS_MAX	8192UL
 #define VMLOOP_OPENS_A_SECOND	4096UL

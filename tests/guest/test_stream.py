@@ -246,6 +246,25 @@ one.setblocking(False)
 """
 """The beginning of programs that have one connection: `serve - PORT` accepts it, `run HOST PORT` makes it."""
 
+TURNS = (
+    CONNECT
+    + """
+one.setblocking(True)
+if role == 'run':
+    ends = []
+    signal.signal(signal.SIGTERM, lambda *_: ends.append(1))
+    while not ends:
+        one.sendall(b'x')
+        assert one.recv(1) == b'x'
+else:
+    part = one.recv(1)
+    while part:
+        one.sendall(part)
+        part = one.recv(1)
+"""
+)
+"""The same, with a byte that goes to and fro until `run` is told to end; `serve` has read the end behind that."""
+
 ECHO = (
     CONNECT
     + """

@@ -9,7 +9,7 @@ from vmlab import Lab
 
 from tests.guest.net import until
 from tests.guest.pair import standing
-from tests.guest.test_stream import CONNECT, Streams
+from tests.guest.test_stream import CONNECT, TURNS, Streams
 from tests.guest.veth import IP, inside
 
 pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
@@ -119,20 +119,8 @@ def test_end_without_a_fin(stage: str, streams: Streams, reads: str, ends: str, 
 
 
 CLOSES = (
-    CONNECT
+    TURNS
     + """
-one.setblocking(True)
-if role == 'run':
-    ends = []
-    signal.signal(signal.SIGTERM, lambda *_: ends.append(1))
-    while not ends:
-        one.sendall(b'x')
-        assert one.recv(1) == b'x'
-else:
-    part = one.recv(1)
-    while part:
-        one.sendall(part)
-        part = one.recv(1)
 how = sys.argv[4]
 if how == 'shut':
     one.shutdown(socket.SHUT_WR)
@@ -144,7 +132,7 @@ elif how == 'late':
 one.close()
 """
 )
-"""`run` sends a byte and waits for it until it is told to end, and ends first; `serve` ends behind it."""
+"""`run` ends first, and `serve` behind it."""
 
 ROUNDS = 4
 """So often, as which FIN is first may be chance."""

@@ -22,8 +22,8 @@
 #include "compat.h"
 
 /*
- * How long a call waits for a stream to be TCP's alone; and one of a program that does not want to
- * wait, which has other connections to serve than this peer's, who may never answer.
+ * How long a call waits for a stream to be TCP's alone. A program with O_NONBLOCK has other
+ * connections to serve, and a peer that never answers must not hold those up.
  */
 #define GIVE_TIME	(5 * HZ)
 #define GIVE_SOON	(HZ / 20)
@@ -589,9 +589,9 @@ static void close_with_reset(struct sock *sk)
 }
 
 /*
- * The stream goes back to TCP first, and the FIN follows what was sent, and the peer's FIN where
- * that is to be first: the socket is given to one of ours, which is closed then. Returns whether
- * that can be.
+ * The stream goes back to TCP first. The FIN follows what was sent, and the peer's FIN where that
+ * is to be first. Until then a socket of ours has the sock, and is closed in the program's place.
+ * Returns whether that can be.
  */
 static bool close_later(struct stream *stream)
 {
@@ -633,6 +633,7 @@ static void call_close(struct sock *sk, long timeout)
 
 	if (stream) {
 		bool resets = sock_flag(sk, SOCK_LINGER) && !sk->sk_lingertime;
+		bool by_lane;
 
 		/* No hello from here on. */
 		lock_sock(sk);
@@ -640,21 +641,18 @@ static void call_close(struct sock *sk, long timeout)
 		set_bit(STREAM_CLOSED, &stream->flags);
 		stream_listen_no_more(stream);
 		release_sock(sk);
+		by_lane = READ_ONCE(stream->tx) != STREAM_TX_TCP;
 		if (has_unread(stream)) {
 			close_with_reset(sk);
-		} else if (!resets && sk->sk_state != TCP_CLOSE &&
-			   READ_ONCE(stream->tx) != STREAM_TX_TCP) {
+		} else if (by_lane ? !resets && sk->sk_state != TCP_CLOSE :
+				     !sock_flag(sk, SOCK_LINGER) && stream_follows_fin(stream)) {
 			if (close_later(stream)) {
 				stream_put(stream);
 				srcu_read_unlock(&stream_users, users);
 				return;
 			}
-			close_with_reset(sk);
-		} else if (!sock_flag(sk, SOCK_LINGER) && stream_follows_fin(stream) &&
-			   close_later(stream)) {
-			stream_put(stream);
-			srcu_read_unlock(&stream_users, users);
-			return;
+			if (by_lane)
+				close_with_reset(sk);
 		}
 		stream_put(stream);
 	}
@@ -696,8 +694,7 @@ static int call_shutdown(struct socket *sock, int how)
 		lock_sock(sk);
 		set_bit(STREAM_SHUT, &stream->flags);
 		by_lane = (READ_ONCE(stream->tx) != STREAM_TX_TCP || stream_follows_fin(stream)) &&
-			  ((1 << sk->sk_state) &
-			   (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT));
+			  stream_may_send(sk);
 		/* Where TCP carries the stream, it sends the FIN below, and the work must not. */
 		if (by_lane)
 			set_bit(STREAM_FIN, &stream->flags);

@@ -187,7 +187,7 @@ int stream_pending_add(struct stream *stream, struct msghdr *msg, size_t size)
 		done = sock_error(sk);
 	else if ((READ_ONCE(sk->sk_shutdown) & SEND_SHUTDOWN) ||
 		 test_bit(STREAM_SHUT, &stream->flags) ||
-		 !((1 << READ_ONCE(sk->sk_state)) & (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT)))
+		 !stream_may_send(sk))
 		done = -EPIPE;
 	else if (!part || stream->pending_refused)
 		done = -EAGAIN;

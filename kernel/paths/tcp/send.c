@@ -116,8 +116,7 @@ static int by_ring(struct stream *stream, struct msghdr *msg, size_t size, bool 
 		if (READ_ONCE(stream->sk->sk_err))
 			done = sock_error(stream->sk);
 		else if ((READ_ONCE(stream->sk->sk_shutdown) & SEND_SHUTDOWN) ||
-			 !((1 << READ_ONCE(stream->sk->sk_state)) &
-			   (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT)))
+			 !stream_may_send(stream->sk))
 			done = -EPIPE;
 		else
 			done = put(stream, msg, size, ask);
@@ -450,7 +449,7 @@ int stream_send_by_tcp(struct stream *stream, const void *from, size_t size)
 		return -EAGAIN;
 	/* One that was disconnected may be another connection's by now. */
 	if (sk->sk_socket && !test_bit(STREAM_DEAD, &stream->flags) &&
-	    ((1 << sk->sk_state) & (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT)))
+	    stream_may_send(sk))
 		sent = send_anyway(stream, &msg, size);
 	release_sock(sk);
 	if (sent < 0)

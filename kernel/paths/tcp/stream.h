@@ -532,6 +532,12 @@ static inline bool stream_is_reset(const struct sock *sk)
 	return inet_sk_state_load(sk) == TCP_CLOSE && !sock_flag(sk, SOCK_DONE);
 }
 
+/* Whether the connection is in a state in which TCP sends what a program has. */
+static inline bool stream_may_send(const struct sock *sk)
+{
+	return (1 << READ_ONCE(sk->sk_state)) & (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT);
+}
+
 /*
  * An empty ring is the end: the program has shut its reading end, or the connection was
  * reset. A FIN of the peer's is not: its lane has ended before, and what it sent by TCP after

@@ -59,35 +59,35 @@
 /* A peer that does not answer a hello keeps the application from sending much. */
 #define SAID_TIME	(HZ / 5)
 
-/* Programs that wait for the socket are to look at it. */
-static void wake(struct stream *stream)
+static void call_back(struct sock *sk, void (*data_ready)(struct sock *sk),
+		      void (*write_space)(struct sock *sk),
+		      void (*state_change)(struct sock *sk))
 {
-	struct sock *sk = stream->sk;
-
 	local_bh_disable();
-	stream->data_ready(sk);
-	stream->write_space(sk);
+	data_ready(sk);
+	write_space(sk);
 	/* poll() may tell of a FIN now. */
 	if (READ_ONCE(sk->sk_shutdown) & RCV_SHUTDOWN)
-		stream->state_change(sk);
+		state_change(sk);
 	local_bh_enable();
 }
 
+/* Programs that wait for the socket are to look at it. */
+static void wake(struct stream *stream)
+{
+	call_back(stream->sk, stream->data_ready, stream->write_space, stream->state_change);
+}
+
 /*
- * TCP has more for whoever reads it, or may be written to again: not programs alone, but what in
- * the kernel has the socket by now, which looks into its queues. The caller has the socket locked.
+ * TCP has more to read, or may be written to again. Not only programs are told: kTLS, KCM or a
+ * sockmap may have the socket by now, and looks into its queues. The caller has the socket locked.
  */
 static void tell(struct stream *stream)
 {
 	struct sock *sk = stream->sk;
 
 	sock_owned_by_me(sk);
-	local_bh_disable();
-	sk->sk_data_ready(sk);
-	sk->sk_write_space(sk);
-	if (READ_ONCE(sk->sk_shutdown) & RCV_SHUTDOWN)
-		sk->sk_state_change(sk);
-	local_bh_enable();
+	call_back(sk, sk->sk_data_ready, sk->sk_write_space, sk->sk_state_change);
 }
 
 /* Whether we can stop to send by TCP, with nothing there that waits for more. */
@@ -969,7 +969,7 @@ static void catch_up(struct stream *stream)
 	if (!stream_lock_sock(stream))
 		return;
 	stream_listen_no_more(stream);
-	if ((1 << sk->sk_state) & (TCPF_ESTABLISHED | TCPF_CLOSE_WAIT)) {
+	if (stream_may_send(sk)) {
 		sk->sk_shutdown |= SEND_SHUTDOWN;
 		base->shutdown(sk, SEND_SHUTDOWN);
 		sk->sk_state_change(sk);
@@ -1062,7 +1062,7 @@ void stream_work(struct work_struct *work)
 	if (!READ_ONCE(stream->held)) {
 		if (test_bit(STREAM_WANTED, &stream->flags))
 			stream_open_lane(stream);
-		/* Of who wants the connection to stay, and found no lane. Pairs with the bit. */
+		/* Pairs with test_and_set_bit() in stream_leave(), which may have seen no lane. */
 		smp_mb();
 		if (READ_ONCE(stream->held) && stays(stream))
 			stream_queue(stream, 0);

@@ -283,14 +283,21 @@ static void say_life(struct lane *lane, uint32_t step)
 	tell(lane->number);
 }
 
+/* Numbers that both sides have. */
+static uint32_t lane_count(void)
+{
+	uint32_t ours = region_table(us.base, us.side)->lanes;
+	uint32_t theirs = region_table(us.base, !us.side)->lanes;
+
+	return ours < theirs ? ours : theirs;
+}
+
 static struct lane free_lane(uint32_t from)
 {
 	const struct vmloop_shm_header *header = (void *)us.base;
-	uint32_t lanes = region_table(us.base, us.side)->lanes;
 	struct lane lane = { .number = from + (from + us.side) % 2 };
+	uint32_t lanes = lane_count();
 
-	if (lanes > region_table(us.base, !us.side)->lanes)
-		lanes = region_table(us.base, !us.side)->lanes;
 	for (; lane.number < lanes; lane.number += 2) {
 		lane.ours = region_entry(us.base, us.side, lane.number);
 		lane.theirs = region_entry(us.base, !us.side, lane.number);
@@ -600,22 +607,21 @@ static void tell_of_all(const uint64_t *changed, uint32_t words)
 }
 
 /*
- * Lanes of a kind that there is not, all numbers at once, again and again: each answer costs the
- * victim. It gives 8,192 at once and 4,096 a second, one for a refusal and one for letting go. Then
- * a right one is accepted.
+ * Lanes of a kind that there is not, all numbers at once, again and again. The victim looks 8,192
+ * times at once and 4,096 times a second: once at a lane that is opened, and once at one that is
+ * let go of. Then it accepts a right one.
  */
 static uint32_t refused_without_end(void)
 {
-	uint32_t lanes = region_table(us.base, us.side)->lanes, words, number, refused = 0;
+	const uint32_t lanes = lane_count();
+	const uint32_t words = (lanes + VMLOOP_NEWS_BITS - 1) / VMLOOP_NEWS_BITS;
 	const double seconds = 6, begin = now();
+	uint32_t number, refused = 0;
 	struct lane one;
 	bool all_free;
 
-	if (lanes > region_table(us.base, !us.side)->lanes)
-		lanes = region_table(us.base, !us.side)->lanes;
-	words = (lanes + VMLOOP_NEWS_BITS - 1) / VMLOOP_NEWS_BITS;
 	do {
-		uint64_t changed[64] = { 0 };
+		uint64_t changed[VMLOOP_NEWS_BITS] = { 0 };
 
 		all_free = true;
 		for (number = us.side; number < lanes; number += 2) {
@@ -645,7 +651,6 @@ static uint32_t refused_without_end(void)
 		if (now() > begin + seconds + 3 * PATIENCE)
 			fail("the victim does not let go of lanes that it refused");
 	} while (!all_free);
-	fprintf(stderr, "%" PRIu32 " in %g s\n", refused, now() - begin);
 	if (refused > (8192 + 4096 * (uint32_t)(now() - begin + 2)) / 2)
 		fail("%" PRIu32 " lanes were looked at in %g s", refused, now() - begin);
 	one = accepted();
