@@ -150,13 +150,18 @@ def settled(streams: Streams, where: str, port: int) -> list[str]:
     return sockets(streams, where, port)
 
 
-def ends_by_lane(streams: Streams, program: str, port: int, how: str) -> None:
-    """Both ends of one connection, whose client is told to end when bytes come by a lane."""
+def ends_by_lane(streams: Streams, program: str, port: int, how: str, silent: bool = False) -> None:
+    """Both ends of one connection, whose client is told to end when bytes come by a lane.
+
+    Nothing more comes from its TCP where it is ``silent``.
+    """
     host, before = streams.host, streams.counter("rx_bytes")
     with host.popen(inside("b", "python3", "-c", program, "serve", "-", port, how)) as server:
         server.wait_for("ready", 60)
         with host.popen(inside("a", "python3", "-c", program, "run", IP[1], port, how)) as client:
             until(lambda: streams.counter("rx_bytes") > before + 100, 60, "bytes come by a lane")
+            if silent:
+                host.run(inside("a", "nft", f"add rule ip fins out tcp dport {port} drop"))
             client.terminate()
             assert client.wait(30).code == 0, client.err
             assert server.wait(30).code == 0, server.err
@@ -174,15 +179,18 @@ def test_who_waits(stage: str, streams: Streams, how: str) -> None:
 
 
 ANEW = CLOSES.replace(
+    "one.setblocking(True)", "one.setblocking(True); import ctypes; connect = ctypes.CDLL(None).connect"
+).replace(
     "how = sys.argv[4]",
     """how = 'close'
 if role == 'serve':
-    import ctypes
     with socket.create_server((sys.argv[4], port + 1)) as other:
+        to = struct.pack('>H', port + 1) + socket.inet_aton(sys.argv[4])
+        there = struct.pack('=H', socket.AF_INET) + to + bytes(8)
+        fd = one.fileno()
         one.shutdown(socket.SHUT_WR)
-        # AF_UNSPEC: it is disconnected, and makes another connection, to this machine.
-        assert ctypes.CDLL(None).connect(one.fileno(), bytes(16), 16) == 0
-        one.connect((sys.argv[4], port + 1))
+        # AF_UNSPEC: it is disconnected, and makes another connection, to this machine, before anything else runs.
+        assert connect(fd, bytes(16), 16) == connect(fd, there, 16) == 0
         end, _ = other.accept()
     for _ in range(60):
         time.sleep(0.1)
@@ -196,8 +204,13 @@ if role == 'serve':
 
 def test_another_connection_meanwhile(stage: str, streams: Streams) -> None:
     """A socket that makes a new connection has nothing of the one before it, whose FIN was to come."""
+    host = streams.host
     streams.leave_after(1)
-    streams.host.run("ip -n b link set lo up")
-    for port in range(PORT + 11, PORT + 11 + 2 * ROUNDS, 2):
-        ends_by_lane(streams, ANEW, port, IP[1])
-    streams.host.run("rmmod vmloop_tcp", timeout=120)
+    host.run("ip -n b link set lo up")
+    host.run(inside("a", "nft", CHAIN))
+    try:
+        for port in range(PORT + 11, PORT + 11 + 2 * ROUNDS, 2):
+            ends_by_lane(streams, ANEW, port, IP[1], silent=True)
+    finally:
+        host.run(inside("a", "nft", "delete table ip fins"))
+    host.run("rmmod vmloop_tcp", timeout=120)
