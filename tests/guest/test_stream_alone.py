@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: GPL-2.0
 """Connections, and calls, that are TCP's alone."""
 
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from vmlab import Lab
 
 from tests.guest.net import until
 from tests.guest.pair import standing
-from tests.guest.test_stream import TURNS, Streams
+from tests.guest.test_stream import NEVER, TURNS, Streams
+from tests.guest.toy import skip_without_userfaultfd
 from tests.guest.veth import IP, inside
 
 pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
 
 PORT = 5541
+LATE_TLS = Path(__file__).parent / "tools/late_tls.py"
 
 
 @pytest.fixture
@@ -124,3 +128,86 @@ def test_calls_that_do_not_wait(stage: str, streams: Streams) -> None:
             ]  # fmt: skip
             assert client.wait(60).code == 0, client.err
         assert server.wait(90).code == 0, server.err
+
+
+@pytest.mark.main("kTLS had our tables where a program connected while it asked for it, past rmmod")
+def test_kernel_tls_meanwhile(stage: str, streams: Streams) -> None:
+    """kTLS that got a socket of ours has nothing of ours when the module has gone; nor have its other sockets."""
+    host = streams.host
+    skip_without_userfaultfd(host)
+    streams.leave_after(NEVER)
+    host.run("modprobe tls")
+    with host.popen(inside("b", "python3", LATE_TLS, "serve", PORT)) as server:
+        server.wait_for("ready", 60)
+        with host.popen(inside("a", "python3", LATE_TLS, "run", IP[1], PORT)) as client:
+            client.wait_for("ready", 60)
+            taken = streams.counter("taken")
+            client.send_signal(signal.SIGUSR1)
+            client.wait_for("given", 60)
+            assert streams.counter("taken") > taken
+            host.run("rmmod vmloop_tcp", timeout=120)
+            client.send_signal(signal.SIGUSR1)
+            assert client.wait(60).code == 0, client.err
+        assert server.wait(60).code == 0, server.err
+
+
+BLOCKED = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+
+NFS = """
+import signal, socket, struct, subprocess, sys
+role, address, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def put(name, text):
+    with open('/proc/fs/nfsd/' + name, 'w') as file:
+        file.write(text + '\\n')
+
+def ask(one, number):
+    # ONC RPC (RFC 5531): NFS 4's call that does nothing, with no credentials, as one record.
+    call = struct.pack('>10I', number, 0, 2, 100003, 4, 0, 0, 0, 0, 0)
+    one.sendall(struct.pack('>I', 1 << 31 | len(call)) + call)
+    assert one.recv(28, socket.MSG_WAITALL) == struct.pack('>7I', 1 << 31 | 24, number, 1, 0, 0, 0, 0)
+
+if role == 'serve':
+    subprocess.run(['mount', '-t', 'nfsd', 'nfsd', '/proc/fs/nfsd'], check=True)
+    put('versions', '-3 +4')
+    with socket.create_server((address, port)) as listener:
+        put('portlist', str(listener.fileno()))
+    # It waits when the kernel accepts for the first time.
+    first = socket.create_connection((address, port), 20)
+    put('threads', '1')
+    ask(first, 1)
+    print('ready', flush=True)
+    signal.sigwait([signal.SIGTERM])
+    put('threads', '0')
+else:
+    some = []
+    for number in range(5):
+        some.append(socket.create_connection((address, port), 20))
+        for turn in range(200):
+            ask(some[-1], turn)
+    print('asked', flush=True)
+    signal.sigwait([signal.SIGTERM])
+    for one in some:
+        ask(one, 7)
+        one.close()
+"""
+"""The kernel's NFS server accepts by a listener of the program's, and answers."""
+
+
+@pytest.mark.main("what the kernel accepted by a program's listener had our calls, which kTLS may copy")
+def test_kernel_accepts(stage: str, streams: Streams) -> None:
+    """What the kernel accepts by a listener that a program made is the kernel's alone, and so is the listener."""
+    host = streams.host
+    streams.leave_after(1)
+    host.run("modprobe nfsd")
+    host.run("ip -n b link set lo up")
+    with host.popen(inside("b", "python3", "-c", BLOCKED + NFS, "serve", IP[1], PORT)) as server:
+        server.wait_for("ready", 60)
+        with host.popen(inside("a", "python3", "-c", BLOCKED + NFS, "run", IP[1], PORT)) as client:
+            client.wait_for("asked", 60)
+            assert streams.counter("paired") == 0
+            host.run("rmmod vmloop_tcp", timeout=120)
+            client.terminate()
+            assert client.wait(60).code == 0, client.err
+        server.terminate()
+        assert server.wait(60).code == 0, server.err

@@ -166,6 +166,27 @@ static void settle(const struct sock *sk, struct socket *newsock)
 	release_sock(newsk);
 }
 
+/*
+ * The kernel accepts, by a listener that a program made (NFS, iSCSI). It gives the child the
+ * listener's ops, whatever accept() gave it, and then perhaps to kTLS, which copies them for
+ * all its sockets: the listener is the kernel's alone from now on.
+ */
+static int accept_for_kernel(struct socket *sock, struct socket *newsock,
+			     struct proto_accept_arg *arg)
+{
+	struct sock *sk = sock->sk;
+
+	lock_sock(sk);
+	stream_listen_ends(sk);
+	release_sock(sk);
+	if (arg->flags & O_NONBLOCK) {
+		/* It has looked at our ops already, and is told to come again. */
+		sk->sk_data_ready(sk);
+		return -EAGAIN;
+	}
+	return compat_accept(base_ops_of(sk), sock, newsock, arg, 0);
+}
+
 static int wait_and_accept(struct socket *sock, struct socket *newsock,
 			   struct proto_accept_arg *arg)
 {
@@ -177,9 +198,14 @@ static int wait_and_accept(struct socket *sock, struct socket *newsock,
 	long left;
 	int err;
 
+	if (arg->kern) {
+		err = accept_for_kernel(sock, newsock, arg);
+		srcu_read_unlock(&stream_users, users);
+		return err;
+	}
 	left = sock_rcvtimeo(sk, arg->flags & O_NONBLOCK);
 	for (;;) {
-		err = compat_accept(base, sock, newsock, arg);
+		err = compat_accept(base, sock, newsock, arg, O_NONBLOCK);
 		if (err != -EAGAIN || !left)
 			break;
 		if (!waits) {

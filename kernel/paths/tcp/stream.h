@@ -659,6 +659,12 @@ void stream_release(struct stream *stream);
 int stream_take_init(void);
 void stream_take_exit(void);
 
+/* ulp.c; process context */
+void stream_ulp_init(unsigned int family, struct socket *sock);
+void stream_ulp_exit(void);
+void stream_ulp_release(struct stream *stream);
+void stream_ulp_leave(void);
+
 /* listen.c */
 void stream_listen_begins(struct sock *sk);
 void stream_listen_ends(struct sock *sk);

@@ -279,6 +279,8 @@ void stream_release(struct stream *stream)
 		WRITE_ONCE(sock->ops, stream_base_ops[family]);
 	if (sk->sk_prot == &stream_protos[family])
 		WRITE_ONCE(sk->sk_prot, (struct proto *)stream_base[family]);
+	else
+		stream_ulp_release(stream);
 	/* One that is disconnected may be released before its work has seen that. */
 	stream_listen_no_more(stream);
 	stream_end(stream);
@@ -320,7 +322,7 @@ static int learn(unsigned int i, int family)
 		return err;
 	stream_base[i] = sock->sk->sk_prot;
 	stream_base_ops[i] = sock->ops;
-	sock_release(sock);
+	stream_ulp_init(i, sock);
 	stream_protos[i] = *stream_base[i];
 	/*
 	 * Never freed: somebody may have copied a pointer to it that we do not know
@@ -359,6 +361,7 @@ int stream_take_init(void)
 		return 0;
 	stream_listen_free();
 err_learn:
+	stream_ulp_exit();
 	/* Nobody has been given one. */
 	for (i = 0; i < STREAM_FAMILIES; i++)
 		kfree(stream_ops[i]);
@@ -402,6 +405,8 @@ void stream_take_exit(void)
 	tracepoint_synchronize_unregister();
 	if (lanes)
 		vmloop_path_unregister(&stream_path);
+	stream_ulp_leave();
+	stream_ulp_exit();
 	for (i = 0; i < STREAM_FAMILIES; i++)
 		if (stream_ops[i])
 			stream_calls_exit(i);

@@ -10,44 +10,27 @@ the page at SIGUSR1. SIGTERM at `serve` brings the page: it says how many thread
 """
 
 import ctypes
-import fcntl
-import mmap
 import resource
 import signal
 import socket
-import struct
 import sys
 import threading
+from pathlib import Path
+
+# As a script it is found beside its folder.
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from tests.guest.tools.missing import MissingPage, libc
 
 BATCH = 12
-USERFAULTFD = 323
-UFFDIO_API = 0xC018AA3F
-UFFDIO_REGISTER = 0xC020AA00
-UFFDIO_COPY = 0xC028AA03
-API, MODE_MISSING = 0xAA, 1
-
-libc = ctypes.CDLL(None, use_errno=True)
-
-
-def page_that_is_missing() -> tuple[mmap.mmap, int, int]:
-    """Memory, its address, and the file descriptor by which its page can be brought."""
-    fd = libc.syscall(USERFAULTFD, 0)
-    if fd < 0:
-        sys.exit("no userfaultfd: " + str(ctypes.get_errno()))
-    fcntl.ioctl(fd, UFFDIO_API, struct.pack("QQQ", API, 0, 0))
-    memory = mmap.mmap(-1, mmap.PAGESIZE)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    fcntl.ioctl(fd, UFFDIO_REGISTER, struct.pack("QQQQ", address, mmap.PAGESIZE, MODE_MISSING, 0))
-    return memory, address, fd
 
 
 def serve(port: int) -> None:
-    memory, address, fd = page_that_is_missing()
+    page = MissingPage()
     right: list[int] = []
 
     def read(one: socket.socket) -> None:
         # The same byte of the same page for all.
-        if libc.recv(one.fileno(), ctypes.c_void_p(address), 1, 0) == 1:
+        if libc.recv(one.fileno(), ctypes.c_void_p(page.address), 1, 0) == 1:
             right.append(1)
 
     threads: list[threading.Thread] = []
@@ -63,12 +46,10 @@ def serve(port: int) -> None:
             threads += [threading.Thread(target=read, args=(one,)) for one in batch]
             for thread in threads[-BATCH:]:
                 thread.start()
-    source = ctypes.create_string_buffer(mmap.PAGESIZE)
-    fcntl.ioctl(fd, UFFDIO_COPY, struct.pack("QQQQq", address, ctypes.addressof(source), mmap.PAGESIZE, 0, 0))
+    page.bring()
     for thread in threads:
         thread.join()
     print("right", len(right), len(threads), flush=True)
-    del memory
 
 
 def run(host: str, port: int) -> None:
