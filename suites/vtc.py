@@ -14,13 +14,13 @@ TRIES = 3
 WORDS = {0: "passed", 77: "skipped"}
 
 
-def script(place: str, files: str, environment: str = "") -> str:
+def script(place: str, files: str, environment: str = "", options: str = "") -> str:
     """Runs the files of a pattern, in a directory, and says how each ended."""
     return f"""\
 cd {place}
 for test in {files}; do
 	for try in $(seq {TRIES}); do
-		TMPDIR=/tmp {environment} varnishtest -b {LOG} -t {LIMIT} "$test" >/tmp/one.log 2>&1
+		TMPDIR=/tmp {environment} varnishtest -b {LOG} -t {LIMIT} {options} "$test" >/tmp/one.log 2>&1
 		status=$?
 		case $status in
 		0|77) break ;;
