@@ -162,16 +162,16 @@ static inline int compat_ioctl_set_answer(unsigned long arg, int answer)
 }
 #endif
 
-/* accept() of socket->ops, with more flags: its last arguments are one now. */
+/* accept() of socket->ops, without waiting: its last arguments are one now. */
 #ifdef HAVE_PROTO_ACCEPT_ARG
 static inline int compat_accept(const struct proto_ops *base, struct socket *sock,
 				struct socket *newsock,
-				struct proto_accept_arg *arg, int more)
+				struct proto_accept_arg *arg)
 {
 	int flags = arg->flags;
 	int err;
 
-	arg->flags |= more;
+	arg->flags |= O_NONBLOCK;
 	err = base->accept(sock, newsock, arg);
 	arg->flags = flags;
 	return err;
@@ -184,9 +184,9 @@ struct proto_accept_arg {
 
 static inline int compat_accept(const struct proto_ops *base, struct socket *sock,
 				struct socket *newsock,
-				struct proto_accept_arg *arg, int more)
+				struct proto_accept_arg *arg)
 {
-	return base->accept(sock, newsock, arg->flags | more, arg->kern);
+	return base->accept(sock, newsock, arg->flags | O_NONBLOCK, arg->kern);
 }
 #endif
 

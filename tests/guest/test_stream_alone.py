@@ -211,3 +211,21 @@ def test_kernel_accepts(stage: str, streams: Streams) -> None:
             assert client.wait(60).code == 0, client.err
         server.terminate()
         assert server.wait(60).code == 0, server.err
+
+
+ISCSI = "/sys/kernel/config/target/iscsi"
+
+
+@pytest.mark.main("rmmod waited for the next initiator, where an iSCSI target listened")
+def test_kernel_listens(stage: str, streams: Streams) -> None:
+    """A listener that the kernel has made, and waits at (an iSCSI target's), is none of ours."""
+    host = streams.host
+    host.run("modprobe iscsi_target_mod")
+    host.run("mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config")
+    group = f"{ISCSI}/iqn.2026-11.org.example:one/tpgt_1"
+    host.run(f"mkdir {ISCSI}; mkdir -p {group} && mkdir {group}/np/0.0.0.0:{PORT}", check=False)
+    try:
+        assert f":{PORT}" in host.run("ss -Hltn").out
+        host.run("rmmod vmloop_tcp", timeout=30)
+    finally:
+        host.run(f"rmdir {group}/np/* {group} {ISCSI}/iqn* {ISCSI}", check=False)

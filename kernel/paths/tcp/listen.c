@@ -85,7 +85,8 @@ void stream_listen_begins(struct sock *sk)
 	struct listener *listener;
 	struct socket *sock = sk->sk_socket;
 
-	if (!is_plain(sk) || !sock || READ_ONCE(sock->ops) != base_ops_of(sk))
+	/* Without a file it is none of a program's: the kernel waits in accept(), and would in ours. */
+	if (!is_plain(sk) || !sock || !sock->file || READ_ONCE(sock->ops) != base_ops_of(sk))
 		return;
 	listener = kmalloc(sizeof(*listener), GFP_ATOMIC);
 	if (!listener)
@@ -145,9 +146,6 @@ static void settle(const struct sock *sk, struct socket *newsock)
 	struct sock *newsk = newsock->sk;
 	struct stream *stream;
 
-	/* The kernel's own begins without any. */
-	if (!newsock->ops)
-		return;
 	/* No program has it. */
 	if (!newsk || newsock->ops == mptcp_ops[index_of(sk)]) {
 		WRITE_ONCE(newsock->ops, base);
@@ -167,24 +165,23 @@ static void settle(const struct sock *sk, struct socket *newsock)
 }
 
 /*
- * The kernel accepts, by a listener that a program made (NFS, iSCSI). It gives the child the
+ * The kernel accepts, by a listener that a program made (NFS). It would give the child the
  * listener's ops, whatever accept() gave it, and then perhaps to kTLS, which copies them for
- * all its sockets: the listener is the kernel's alone from now on.
+ * all its sockets: the listener is the kernel's alone from now on. The caller has looked at
+ * our ops already, and comes again.
  */
-static int accept_for_kernel(struct socket *sock, struct socket *newsock,
-			     struct proto_accept_arg *arg)
+static int accept_for_kernel(struct sock *sk, int flags)
 {
-	struct sock *sk = sock->sk;
-
 	lock_sock(sk);
 	stream_listen_ends(sk);
 	release_sock(sk);
-	if (arg->flags & O_NONBLOCK) {
-		/* It has looked at our ops already, and is told to come again. */
-		sk->sk_data_ready(sk);
-		return -EAGAIN;
-	}
-	return compat_accept(base_ops_of(sk), sock, newsock, arg, 0);
+	if (!(flags & O_NONBLOCK))
+		return -ERESTARTSYS;
+	/* As TCP calls it. */
+	local_bh_disable();
+	sk->sk_data_ready(sk);
+	local_bh_enable();
+	return -EAGAIN;
 }
 
 static int wait_and_accept(struct socket *sock, struct socket *newsock,
@@ -199,13 +196,13 @@ static int wait_and_accept(struct socket *sock, struct socket *newsock,
 	int err;
 
 	if (arg->kern) {
-		err = accept_for_kernel(sock, newsock, arg);
+		err = accept_for_kernel(sk, arg->flags);
 		srcu_read_unlock(&stream_users, users);
 		return err;
 	}
 	left = sock_rcvtimeo(sk, arg->flags & O_NONBLOCK);
 	for (;;) {
-		err = compat_accept(base, sock, newsock, arg, O_NONBLOCK);
+		err = compat_accept(base, sock, newsock, arg);
 		if (err != -EAGAIN || !left)
 			break;
 		if (!waits) {

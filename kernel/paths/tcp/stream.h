@@ -663,6 +663,7 @@ void stream_take_exit(void);
 void stream_ulp_init(unsigned int family, struct socket *sock);
 void stream_ulp_exit(void);
 void stream_ulp_release(struct stream *stream);
+bool stream_ulp_closes(const struct stream *stream);
 void stream_ulp_leave(void);
 
 /* listen.c */

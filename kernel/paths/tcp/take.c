@@ -143,7 +143,11 @@ static void take_connecting(struct sock *sk)
 	 */
 	if (family < 0 || tcp_sk(sk)->fastopen_req || tcp_sk(sk)->fastopen_connect)
 		return;
-	if (!sock || READ_ONCE(sock->ops) != stream_base_ops[family] ||
+	/* In a call of TCP's that waits for the lock: perhaps to give the socket to kTLS (ulp.c). */
+	if (waitqueue_active(&sk->sk_lock.wq))
+		return;
+	/* Without a file it is none of a program's. */
+	if (!sock || !sock->file || READ_ONCE(sock->ops) != stream_base_ops[family] ||
 	    stream_is_in_use(sk) || !stream_make(sk, family, true))
 		return;
 	WRITE_ONCE(sock->ops, stream_ops[family]);
@@ -298,8 +302,9 @@ static void give_back(struct stream *stream)
 	/* Others need not wait for a program that waits for its memory. */
 	if (!stream_try_lock_sock(sk))
 		return;
-	if (stream_is_plain(stream) ||
-	    (!READ_ONCE(stream->held) && sk->sk_state == TCP_CLOSE))
+	if (!stream_ulp_closes(stream) &&
+	    (stream_is_plain(stream) ||
+	     (!READ_ONCE(stream->held) && sk->sk_state == TCP_CLOSE)))
 		stream_release(stream);
 	release_sock(sk);
 }
@@ -386,6 +391,8 @@ void stream_take_exit(void)
 	WRITE_ONCE(leaving, true);
 	tracepoint_synchronize_unregister();
 	synchronize_rcu();
+	/* What accept() makes has our ops for a moment, and TCP's sk_prot. */
+	stream_ulp_leave();
 	stream_listen_leave();
 	for (;;) {
 		stream_each(give_back);
@@ -405,12 +412,12 @@ void stream_take_exit(void)
 	tracepoint_synchronize_unregister();
 	if (lanes)
 		vmloop_path_unregister(&stream_path);
-	stream_ulp_leave();
-	stream_ulp_exit();
 	for (i = 0; i < STREAM_FAMILIES; i++)
 		if (stream_ops[i])
 			stream_calls_exit(i);
 	stream_listen_exit();
+	stream_ulp_leave();
+	stream_ulp_exit();
 	/* Whoever had loaded one of our calls is in it, or has left it. */
 	synchronize_rcu_tasks();
 	synchronize_srcu(&stream_users);

@@ -3,16 +3,19 @@
  * ulp.c - kTLS that was given a socket of ours.
  *
  * A program that asks for an upper layer protocol (TCP_ULP) has its socket be TCP's first
- * (calls.c). But a program that asks before it is connected is in TCP's call, which reads the
- * protocol's name from the program's memory, and another thread may connect meanwhile: the
- * socket is taken over then, and given to kTLS as it is. kTLS
+ * (calls.c). But one that asks before it is connected is in TCP's call, which reads the
+ * protocol's name from the program's memory and then waits for the socket's lock, and another
+ * thread may connect meanwhile. A socket for whose lock somebody waits is not taken over
+ * (take.c); one whose caller is not so far yet is, and is given to kTLS as it is. kTLS
  *
  * - remembers our table as the one of that socket: stream_ulp_release() tells it TCP's;
  * - copies our tables into its own, which all its sockets have, and makes them anew as soon as it is
  *   given a socket with another sk_prot: stream_ulp_leave() gives it one of TCP's.
  *
- * Programs that send by kTLS while it makes its tables may find TCP's call in them. That is so
- * whenever kTLS makes them; it does not make them here where it has none of ours.
+ * While kTLS makes its tables, programs that send by it may find TCP's call in them for some
+ * nanoseconds, and what they send then goes unencrypted. A program that makes that race on purpose
+ * can have it happen to others; the fault is in kTLS, which changes tables that are in use. Here
+ * they are not made where they are TCP's.
  *
  * espintcp copies the tables of the first socket of IPv6 that it is given, once. No kernel of
  * Debian's has it, and its first socket would have to come about by that race.
@@ -63,9 +66,25 @@ void stream_ulp_release(struct stream *stream)
 }
 
 /**
- * stream_ulp_leave() - the module goes: kTLS has no call of ours in its tables from now on
+ * stream_ulp_closes() - whether kTLS is about to call our close()
+ * @stream: the stream of a socket that kTLS may have got as ours
  *
- * No socket has one of our tables, nor is given one any more. Context: process context.
+ * It has put our table back, and the call comes from a copy of the pointer that nothing of ours reaches.
+ *
+ * Context: the socket is locked.
+ */
+bool stream_ulp_closes(const struct stream *stream)
+{
+	const struct tcp_ulp_ops *ulp = inet_csk(stream->sk)->icsk_ulp_ops;
+
+	return ulp && ulp->update && stream_is_ours(stream->sk) &&
+	       !test_bit(STREAM_CLOSED, &stream->flags);
+}
+
+/**
+ * stream_ulp_leave() - the module goes: kTLS has no call of ours in its tables
+ *
+ * Until it is given a socket of ours again. Context: process context.
  */
 void stream_ulp_leave(void)
 {
