@@ -3,6 +3,7 @@
 
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from vmlab import Lab
 
 from tests.guest.net import until
 from tests.guest.pair import standing
-from tests.guest.test_stream import NEVER, TURNS, Streams
+from tests.guest.test_stream import CONNECT, NEVER, TURNS, Streams
 from tests.guest.toy import skip_without_userfaultfd
 from tests.guest.veth import IP, inside
 
@@ -149,6 +150,90 @@ def test_kernel_tls_meanwhile(stage: str, streams: Streams) -> None:
             client.send_signal(signal.SIGUSR1)
             assert client.wait(60).code == 0, client.err
         assert server.wait(60).code == 0, server.err
+
+
+ANOTHER = (
+    CONNECT.replace("one, _ = listener.accept()", "(one, _), (two, _) = listener.accept(), listener.accept()")
+    + """
+import ctypes, threading
+from pathlib import Path
+
+def ask():
+    said.append(threading.get_native_id())
+    # TCP_INQ
+    err = libc.setsockopt(one.fileno(), socket.SOL_TCP, 36, ctypes.byref(ctypes.c_int(1)), 4)
+    said.append(os.strerror(ctypes.get_errno()) if err else 'done')
+
+# Python's own setsockopt() does not let the other thread run.
+libc, said = ctypes.CDLL(None, use_errno=True), []
+one.setblocking(True)
+if role == 'serve':
+    try:
+        while part := one.recv(1):
+            one.sendall(part)
+    except ConnectionResetError:
+        pass
+    while two.recv(1):
+        pass
+    sys.exit()
+two = socket.create_connection((address, port))
+ends = []
+signal.signal(signal.SIGTERM, lambda *_: ends.append(1))
+while not ends:
+    one.sendall(b'x')
+    assert one.recv(1) == b'x'
+print('stops', flush=True)
+asks = threading.Thread(target=ask)
+asks.start()
+while not said or Path(f'/proc/self/task/{said[0]}/wchan').read_text() not in ('give_back', 'be_tcp_alone'):
+    time.sleep(0.01)
+fd, to = one.fileno(), struct.pack('>H', port + 1) + socket.inet_aton(address)
+there = struct.pack('=H', socket.AF_INET) + to + bytes(8)
+# AF_UNSPEC: it is disconnected, and connects anew before anything else runs.
+assert libc.connect(fd, bytes(16), 16) == libc.connect(fd, there, 16) == 0
+asks.join()
+print('asked', flush=True)
+one.sendall(b'x')
+one.close()
+two.close()
+"""
+)
+"""`run` has its socket connect anew, to the next port, while its other thread asks for an option that TCP alone has."""
+
+
+@pytest.mark.main("a socket that connected anew while a call handed it to TCP was in the module's table for ever")
+def test_another_connection_amid_a_call(stage: str, streams: Streams) -> None:
+    """A call that waits for a connection to be TCP's does not take the next connection of the socket for it."""
+    host = streams.host
+    streams.leave_after(1)
+
+    def used() -> str:
+        """Sockets of the client's namespace that have memory."""
+        return host.run(inside("a", "grep", "used", "/proc/net/sockstat")).out
+
+    before = used()
+    # Which of the two threads is first may be chance.
+    for port in range(PORT, PORT + 8, 2):
+        with (
+            host.popen(inside("b", "python3", "-c", ANOTHER, "serve", "-", port)) as server,
+            host.popen(inside("b", "socat", "-u", f"TCP-LISTEN:{port + 1},reuseaddr", "OPEN:/dev/null")) as other,
+        ):
+            server.wait_for("ready", 60)
+            came = streams.counter("rx_bytes")
+            with host.popen(inside("a", "python3", "-c", ANOTHER, "run", IP[1], port)) as client:
+                until(
+                    partial(lambda least: streams.counter("rx_bytes") > least + 100, came), 60, "bytes come by a lane"
+                )
+                host.run(inside("b", "nft", SILENCE.replace(str(PORT), str(port))))
+                try:
+                    client.terminate()
+                    client.wait_for("asked", 60)
+                finally:
+                    host.run(inside("b", "nft", "delete table ip silence"))
+                assert client.wait(60).code == 0, client.err
+            assert server.wait(90).code == 0, server.err
+            assert other.wait(60).code == 0, other.err
+    until(lambda: used() == before, 60, f"as many sockets as before, {before}")
 
 
 BLOCKED = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"

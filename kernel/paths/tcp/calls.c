@@ -79,20 +79,23 @@ static unsigned long give_time(const struct file *file)
 
 /*
  * Have a socket be TCP's alone, for good. Takes a round trip to the peer if it has a
- * lane, and no more than @time, in jiffies. Returns 0 or a negative errno.
+ * lane, and no more than @time, in jiffies. Returns 0 or a negative errno: -EBUSY also where
+ * another thread has it connect anew meanwhile, and it is another stream's.
  */
 static int give_back(struct stream *stream, unsigned long time)
 {
 	unsigned long until = jiffies + time;
 	struct sock *sk = stream->sk;
+	int err;
 
 	for (;;) {
 		stream_leave(stream);
 		lock_sock(sk);
 		if (stream_is_plain(stream)) {
 			stream_release(stream);
+			err = stream_is_ours(sk) ? -EBUSY : 0;
 			release_sock(sk);
-			return 0;
+			return err;
 		}
 		release_sock(sk);
 		if (time_after(jiffies, until))
@@ -770,7 +773,7 @@ static int call_socket_mmap(struct file *file, struct socket *sock,
 		bh_lock_sock(sk);
 		if (!sock_owned_by_user(sk) && stream_is_plain(stream))
 			stream_release(stream);
-		else
+		if (stream_is_ours(sk))
 			err = -EBUSY;
 		bh_unlock_sock(sk);
 		local_bh_enable();
@@ -789,7 +792,7 @@ static int call_socket_mmap(struct file *file, struct socket *sock,
  */
 void stream_calls_init(unsigned int family)
 {
-	struct proto *calls = &stream_protos[family];
+	struct proto *calls = stream_protos[family];
 	struct proto_ops *ops = stream_ops[family];
 
 	calls->close = call_close;
@@ -819,14 +822,31 @@ void stream_calls_init(unsigned int family)
 }
 
 /**
- * stream_calls_exit() - whoever still has our copy of the ops has the kernel's calls
+ * stream_calls_exit() - whoever still has our copies of the tables has the kernel's calls
  * @family: its index
  */
 void stream_calls_exit(unsigned int family)
 {
 	const struct proto_ops *base = stream_base_ops[family];
+	const struct proto *base_calls = stream_base[family];
+	struct proto *calls = stream_protos[family];
 	struct proto_ops *ops = stream_ops[family];
 
+	WRITE_ONCE(calls->close, base_calls->close);
+	WRITE_ONCE(calls->destroy, base_calls->destroy);
+	WRITE_ONCE(calls->sendmsg, base_calls->sendmsg);
+	WRITE_ONCE(calls->recvmsg, base_calls->recvmsg);
+#ifdef HAVE_SOCK_NO_SENDPAGE
+	WRITE_ONCE(calls->sendpage, base_calls->sendpage);
+#endif
+	WRITE_ONCE(calls->setsockopt, base_calls->setsockopt);
+	WRITE_ONCE(calls->getsockopt, base_calls->getsockopt);
+	WRITE_ONCE(calls->ioctl, base_calls->ioctl);
+	WRITE_ONCE(calls->sock_is_readable, base_calls->sock_is_readable);
+	WRITE_ONCE(calls->stream_memory_free, base_calls->stream_memory_free);
+#ifdef CONFIG_BPF_SYSCALL
+	WRITE_ONCE(calls->psock_update_sk_prot, base_calls->psock_update_sk_prot);
+#endif
 	WRITE_ONCE(ops->poll, base->poll);
 	WRITE_ONCE(ops->shutdown, base->shutdown);
 	WRITE_ONCE(ops->accept, base->accept);

@@ -16,6 +16,7 @@
  * in process context, and may sleep.
  */
 #include <linux/hashtable.h>
+#include <linux/kmemleak.h>
 #include <linux/net.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
@@ -85,7 +86,7 @@ void stream_listen_begins(struct sock *sk)
 	struct listener *listener;
 	struct socket *sock = sk->sk_socket;
 
-	/* Without a file it is none of a program's: the kernel waits in accept(), and would in ours. */
+	/* Without a file it is none of a program's, and the kernel waits in accept(). */
 	if (!is_plain(sk) || !sock || !sock->file || READ_ONCE(sock->ops) != base_ops_of(sk))
 		return;
 	listener = kmalloc(sizeof(*listener), GFP_ATOMIC);
@@ -274,6 +275,7 @@ static int learn(unsigned int i, int family)
 			       GFP_KERNEL);
 	if (!mptcp_ops[i])
 		return -ENOMEM;
+	kmemleak_not_leak(mptcp_ops[i]);
 	stream_listen_calls(mptcp_ops[i]);
 	return 0;
 }

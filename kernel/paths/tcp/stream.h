@@ -648,7 +648,7 @@ void stream_table_exit(void);
 /* take.c */
 extern const struct proto *stream_base[STREAM_FAMILIES];
 extern const struct proto_ops *stream_base_ops[STREAM_FAMILIES];
-extern struct proto stream_protos[STREAM_FAMILIES];
+extern struct proto *stream_protos[STREAM_FAMILIES];
 extern struct proto_ops *stream_ops[STREAM_FAMILIES];
 bool stream_leaving(void);
 bool stream_is_ours(const struct sock *sk);
@@ -662,8 +662,6 @@ void stream_take_exit(void);
 /* ulp.c; process context */
 void stream_ulp_init(unsigned int family, struct socket *sock);
 void stream_ulp_exit(void);
-void stream_ulp_release(struct stream *stream);
-bool stream_ulp_closes(const struct stream *stream);
 void stream_ulp_leave(void);
 
 /* listen.c */

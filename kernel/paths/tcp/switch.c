@@ -959,7 +959,7 @@ static void catch_up(struct stream *stream)
 		/* close() sends the FIN of a program that has shut the connection, too. */
 		clear_bit(STREAM_FIN, &stream->flags);
 		clear_bit(STREAM_SHUT, &stream->flags);
-		/* As release() does. The cgroup's programs for that ran at the program's close(). */
+		/* As release() does. The cgroup's programs for that ran at the first close(). */
 		sk->sk_prot->close(sk, 0);
 		orphan->sk = NULL;
 		sock_release(orphan);

@@ -19,6 +19,7 @@
  * Owns the tables of TCP's. Contexts: the tracepoint has the socket locked, by a task or
  * in softirq.
  */
+#include <linux/kmemleak.h>
 #include <linux/rcupdate.h>
 #include <linux/slab.h>
 #include <linux/tracepoint.h>
@@ -37,7 +38,7 @@
 
 const struct proto *stream_base[STREAM_FAMILIES];
 const struct proto_ops *stream_base_ops[STREAM_FAMILIES];
-struct proto stream_protos[STREAM_FAMILIES];
+struct proto *stream_protos[STREAM_FAMILIES];
 struct proto_ops *stream_ops[STREAM_FAMILIES];
 
 static struct tracepoint *state_point;
@@ -53,7 +54,7 @@ bool stream_is_ours(const struct sock *sk)
 {
 	const struct proto *now = READ_ONCE(sk->sk_prot);
 
-	return now == &stream_protos[0] || now == &stream_protos[1];
+	return now == stream_protos[0] || now == stream_protos[1];
 }
 
 /* The family whose table that is, or -1. */
@@ -143,7 +144,7 @@ static void take_connecting(struct sock *sk)
 	 */
 	if (family < 0 || tcp_sk(sk)->fastopen_req || tcp_sk(sk)->fastopen_connect)
 		return;
-	/* In a call of TCP's that waits for the lock: perhaps to give the socket to kTLS (ulp.c). */
+	/* In a call of TCP's that waits for the lock: perhaps to give it to kTLS (ulp.c). */
 	if (waitqueue_active(&sk->sk_lock.wq))
 		return;
 	/* Without a file it is none of a program's. */
@@ -151,7 +152,7 @@ static void take_connecting(struct sock *sk)
 	    stream_is_in_use(sk) || !stream_make(sk, family, true))
 		return;
 	WRITE_ONCE(sock->ops, stream_ops[family]);
-	WRITE_ONCE(sk->sk_prot, &stream_protos[family]);
+	WRITE_ONCE(sk->sk_prot, stream_protos[family]);
 	stream_count(STREAM_TAKEN, 1);
 }
 
@@ -163,7 +164,7 @@ static bool take_child(struct sock *sk, int family)
 	if (family < 0 || stream_is_in_use(sk) || !stream_peer_of(sk, &peer) ||
 	    !stream_make(sk, family, false))
 		return false;
-	WRITE_ONCE(sk->sk_prot, &stream_protos[family]);
+	WRITE_ONCE(sk->sk_prot, stream_protos[family]);
 	stream_count(STREAM_TAKEN, 1);
 	return true;
 }
@@ -269,7 +270,8 @@ void stream_take_accepted(struct sock *sk)
  * stream_release() - a socket is to be TCP's alone again
  * @stream: its stream: all of it goes by TCP, and nothing is outstanding
  *
- * Calls that are under way see that the tables have changed, and go by TCP.
+ * Calls that are under way see that the tables have changed, and go by TCP. A stream that has
+ * ended has no socket to release: it may be another stream's by now.
  *
  * Context: the socket is locked.
  */
@@ -279,12 +281,12 @@ void stream_release(struct stream *stream)
 	struct sock *sk = stream->sk;
 	struct socket *sock = sk->sk_socket;
 
+	if (test_bit(STREAM_DEAD, &stream->flags))
+		return;
 	if (sock && sock->ops == stream_ops[family])
 		WRITE_ONCE(sock->ops, stream_base_ops[family]);
-	if (sk->sk_prot == &stream_protos[family])
+	if (sk->sk_prot == stream_protos[family])
 		WRITE_ONCE(sk->sk_prot, (struct proto *)stream_base[family]);
-	else
-		stream_ulp_release(stream);
 	/* One that is disconnected may be released before its work has seen that. */
 	stream_listen_no_more(stream);
 	stream_end(stream);
@@ -302,9 +304,8 @@ static void give_back(struct stream *stream)
 	/* Others need not wait for a program that waits for its memory. */
 	if (!stream_try_lock_sock(sk))
 		return;
-	if (!stream_ulp_closes(stream) &&
-	    (stream_is_plain(stream) ||
-	     (!READ_ONCE(stream->held) && sk->sk_state == TCP_CLOSE)))
+	if (stream_is_plain(stream) ||
+	    (!READ_ONCE(stream->held) && sk->sk_state == TCP_CLOSE))
 		stream_release(stream);
 	release_sock(sk);
 }
@@ -328,15 +329,17 @@ static int learn(unsigned int i, int family)
 	stream_base[i] = sock->sk->sk_prot;
 	stream_base_ops[i] = sock->ops;
 	stream_ulp_init(i, sock);
-	stream_protos[i] = *stream_base[i];
 	/*
-	 * Never freed: somebody may have copied a pointer to it that we do not know
-	 * of. When the module goes, it is as the kernel's own.
+	 * Never freed: somebody may have copied a pointer to one that we do not know
+	 * of (kTLS, ovpn). When the module goes, they are as the kernel's own.
 	 */
+	stream_protos[i] = kmemdup(stream_base[i], sizeof(*stream_protos[i]), GFP_KERNEL);
 	stream_ops[i] = kmemdup(stream_base_ops[i], sizeof(*stream_ops[i]),
 				GFP_KERNEL);
-	if (!stream_ops[i])
+	if (!stream_protos[i] || !stream_ops[i])
 		return -ENOMEM;
+	kmemleak_not_leak(stream_protos[i]);
+	kmemleak_not_leak(stream_ops[i]);
 	stream_calls_init(i);
 	return 0;
 }
@@ -368,8 +371,10 @@ int stream_take_init(void)
 err_learn:
 	stream_ulp_exit();
 	/* Nobody has been given one. */
-	for (i = 0; i < STREAM_FAMILIES; i++)
+	for (i = 0; i < STREAM_FAMILIES; i++) {
+		kfree(stream_protos[i]);
 		kfree(stream_ops[i]);
+	}
 	return err;
 }
 

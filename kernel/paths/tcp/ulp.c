@@ -8,9 +8,10 @@
  * thread may connect meanwhile. A socket for whose lock somebody waits is not taken over
  * (take.c); one whose caller is not so far yet is, and is given to kTLS as it is. kTLS
  *
- * - remembers our table as the one of that socket: stream_ulp_release() tells it TCP's;
- * - copies our tables into its own, which all its sockets have, and makes them anew as soon as it is
- *   given a socket with another sk_prot: stream_ulp_leave() gives it one of TCP's.
+ * - remembers our table as the one of that socket, as others do (ovpn): it is never freed, and as
+ *   TCP's when the module has gone (stream_calls_exit());
+ * - copies our tables into its own, which all its sockets have, and makes them anew as soon as
+ *   it is given a socket with another sk_prot: stream_ulp_leave() gives it one of TCP's.
  *
  * While kTLS makes its tables, programs that send by it may find TCP's call in them for some
  * nanoseconds, and what they send then goes unencrypted. A program that makes that race on purpose
@@ -49,39 +50,6 @@ void stream_ulp_exit(void)
 }
 
 /**
- * stream_ulp_release() - a socket is TCP's again, and kTLS may believe that it is ours
- * @stream: its stream
- *
- * Context: the socket is locked, and its sk_prot is not ours.
- */
-void stream_ulp_release(struct stream *stream)
-{
-	struct sock *sk = stream->sk;
-	const struct tcp_ulp_ops *ulp = inet_csk(sk)->icsk_ulp_ops;
-	struct proto *base = (struct proto *)stream_base[stream->family];
-
-	/* It keeps the callback as well, which we leave alone. */
-	if (ulp && ulp->update && sk->sk_prot != base)
-		ulp->update(sk, base, stream->write_space);
-}
-
-/**
- * stream_ulp_closes() - whether kTLS is about to call our close()
- * @stream: the stream of a socket that kTLS may have got as ours
- *
- * It has put our table back, and the call comes from a copy of the pointer that nothing of ours reaches.
- *
- * Context: the socket is locked.
- */
-bool stream_ulp_closes(const struct stream *stream)
-{
-	const struct tcp_ulp_ops *ulp = inet_csk(stream->sk)->icsk_ulp_ops;
-
-	return ulp && ulp->update && stream_is_ours(stream->sk) &&
-	       !test_bit(STREAM_CLOSED, &stream->flags);
-}
-
-/**
  * stream_ulp_leave() - the module goes: kTLS has no call of ours in its tables
  *
  * Until it is given a socket of ours again. Context: process context.
@@ -98,7 +66,7 @@ void stream_ulp_leave(void)
 		old = override_creds(user);
 	}
 	for (i = 0; i < STREAM_FAMILIES; i++) {
-		static char name[] = "tls";
+		char name[] = "tls";
 		int err;
 
 		if (!plain[i])
