@@ -16,7 +16,6 @@ from vmlab import Lab
 
 from tests.guest.net import DROPS, TOOLS, until
 from tests.guest.pair import Pair, standing
-from tests.guest.toy import skip_without_userfaultfd
 from tests.guest.veth import IP, inside
 from tests.stages import is_of_loopback
 
@@ -110,7 +109,6 @@ def test_stalled_lanes(stage: str, lanes: Lanes) -> None:
 def test_page_that_nobody_brings(stage: str, lanes: Lanes) -> None:
     """Tasks that wait for their own memory, amid a read and a write, keep no channel."""
     host = lanes.host
-    skip_without_userfaultfd(host)
     with host.popen([str(TOOLS / "toy"), "stuck", str(PEER), "bytes", str(RING)]) as stuck:
         stuck.wait_for("ready")
         host.run("rmmod vmloop_loopback", timeout=10)

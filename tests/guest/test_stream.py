@@ -22,7 +22,6 @@ from vmlab.process import Process
 
 from tests.guest.net import BIN, TOOLS, Transfer, until
 from tests.guest.pair import Pair, standing
-from tests.guest.toy import skip_without_userfaultfd
 from tests.guest.veth import IP, MAC, inside
 
 pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
@@ -245,6 +244,19 @@ else:
 one.setblocking(False)
 """
 """The beginning of programs that have one connection: `serve - PORT` accepts it, `run HOST PORT` makes it."""
+
+ANEW = """
+import ctypes, socket, struct
+libc = ctypes.CDLL(None, use_errno=True)
+
+def place(host, port):
+    return struct.pack('=H', socket.AF_INET) + struct.pack('>H', port) + socket.inet_aton(host) + bytes(8)
+
+def connect_anew(fd, there):
+    # AF_UNSPEC: it is disconnected, and makes another connection before anything else runs.
+    assert libc.connect(fd, bytes(16), 16) == libc.connect(fd, there, 16) == 0
+"""
+"""Has a socket make another connection, to an address that is made before."""
 
 TURNS = (
     CONNECT
@@ -1138,7 +1150,6 @@ WORKS = 256
 def test_programs_that_wait_for_memory(stage: str, streams: Streams) -> None:
     """Programs that read into memory that nobody brings hold up no other connection: they keep their sockets locked."""
     host = streams.host
-    skip_without_userfaultfd(host)
 
     def held_up() -> int:
         """Connections whose end in b cannot come back."""
@@ -1184,16 +1195,9 @@ def test_programs_that_wait_for_memory(stage: str, streams: Streams) -> None:
     assert streams.counter("reset") == 0
 
 
-def skip_without_cgroup_programs(streams: Streams) -> None:
-    """Kernels without BPF for cgroups."""
-    if streams.host.run("grep -q ' cgroup_bpf_prog_attach$' /proc/kallsyms", check=False).code:
-        pytest.skip("this kernel has no programs of cgroups (CONFIG_CGROUP_BPF)")
-
-
 def test_cgroup_program_of_sockets(stage: str, streams: Streams) -> None:
     """A program of a cgroup sees each socket released once, also where a lane has close() come later."""
     host = streams.host
-    skip_without_cgroup_programs(streams)
     cgroup = f"{CGROUPS}/watched"
     owner = Owner(streams, 0, "/watched", PORT)
     host.run(f"mkdir -p {CGROUPS} && mount -t cgroup2 cgroup2 {CGROUPS} && mkdir -p {cgroup}")
@@ -1222,7 +1226,6 @@ def test_cgroup_program_of_sockets(stage: str, streams: Streams) -> None:
 def test_cgroup_program(stage: str, streams: Streams, which: str) -> None:
     """Where a program of their cgroup sees the packets of its sockets, connections go back to TCP, and stay there."""
     host = streams.host
-    skip_without_cgroup_programs(streams)
     cgroup = f"{CGROUPS}/filtered"
     owner = Owner(streams, 0, "/filtered", PORT)
     streams.leave_after(1)

@@ -11,8 +11,7 @@ from vmlab import Lab
 
 from tests.guest.net import until
 from tests.guest.pair import standing
-from tests.guest.test_stream import CONNECT, NEVER, TURNS, Streams
-from tests.guest.toy import skip_without_userfaultfd
+from tests.guest.test_stream import ANEW, CONNECT, NEVER, TURNS, Streams
 from tests.guest.veth import IP, inside
 
 pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
@@ -135,7 +134,6 @@ def test_calls_that_do_not_wait(stage: str, streams: Streams) -> None:
 def test_kernel_tls_meanwhile(stage: str, streams: Streams) -> None:
     """kTLS that got a socket of ours has nothing of ours when the module has gone; nor have its other sockets."""
     host = streams.host
-    skip_without_userfaultfd(host)
     streams.leave_after(NEVER)
     host.run("modprobe tls")
     with host.popen(inside("b", "python3", LATE_TLS, "serve", PORT)) as server:
@@ -154,8 +152,9 @@ def test_kernel_tls_meanwhile(stage: str, streams: Streams) -> None:
 
 ANOTHER = (
     CONNECT.replace("one, _ = listener.accept()", "(one, _), (two, _) = listener.accept(), listener.accept()")
+    + ANEW
     + """
-import ctypes, threading
+import threading
 from pathlib import Path
 
 def ask():
@@ -165,7 +164,7 @@ def ask():
     said.append(os.strerror(ctypes.get_errno()) if err else 'done')
 
 # Python's own setsockopt() does not let the other thread run.
-libc, said = ctypes.CDLL(None, use_errno=True), []
+said = []
 one.setblocking(True)
 if role == 'serve':
     try:
@@ -183,14 +182,12 @@ while not ends:
     one.sendall(b'x')
     assert one.recv(1) == b'x'
 print('stops', flush=True)
+there = place(address, port + 1)
 asks = threading.Thread(target=ask)
 asks.start()
-while not said or Path(f'/proc/self/task/{said[0]}/wchan').read_text() not in ('give_back', 'be_tcp_alone'):
+while not said or 'vmloop_tcp' not in Path(f'/proc/self/task/{said[0]}/stack').read_text():
     time.sleep(0.01)
-fd, to = one.fileno(), struct.pack('>H', port + 1) + socket.inet_aton(address)
-there = struct.pack('=H', socket.AF_INET) + to + bytes(8)
-# AF_UNSPEC: it is disconnected, and connects anew before anything else runs.
-assert libc.connect(fd, bytes(16), 16) == libc.connect(fd, there, 16) == 0
+connect_anew(one.fileno(), there)
 asks.join()
 print('asked', flush=True)
 one.sendall(b'x')
@@ -236,10 +233,9 @@ def test_another_connection_amid_a_call(stage: str, streams: Streams) -> None:
     until(lambda: used() == before, 60, f"as many sockets as before, {before}")
 
 
-BLOCKED = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
-
 NFS = """
 import signal, socket, struct, subprocess, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 role, address, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
 def put(name, text):
@@ -286,9 +282,9 @@ def test_kernel_accepts(stage: str, streams: Streams) -> None:
     streams.leave_after(1)
     host.run("modprobe nfsd")
     host.run("ip -n b link set lo up")
-    with host.popen(inside("b", "python3", "-c", BLOCKED + NFS, "serve", IP[1], PORT)) as server:
+    with host.popen(inside("b", "python3", "-c", NFS, "serve", IP[1], PORT)) as server:
         server.wait_for("ready", 60)
-        with host.popen(inside("a", "python3", "-c", BLOCKED + NFS, "run", IP[1], PORT)) as client:
+        with host.popen(inside("a", "python3", "-c", NFS, "run", IP[1], PORT)) as client:
             client.wait_for("asked", 60)
             assert streams.counter("paired") == 0
             host.run("rmmod vmloop_tcp", timeout=120)

@@ -9,7 +9,7 @@ from vmlab import Lab
 
 from tests.guest.net import until
 from tests.guest.pair import standing
-from tests.guest.test_stream import CONNECT, TURNS, Streams
+from tests.guest.test_stream import ANEW, CONNECT, TURNS, Streams
 from tests.guest.veth import IP, inside
 
 pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
@@ -178,19 +178,14 @@ def test_who_waits(stage: str, streams: Streams, how: str) -> None:
     assert streams.counter("reset") == 0
 
 
-ANEW = CLOSES.replace(
-    "one.setblocking(True)", "one.setblocking(True); import ctypes; connect = ctypes.CDLL(None).connect"
-).replace(
+FROM_ONE_TO_ANOTHER = ANEW + CLOSES.replace(
     "how = sys.argv[4]",
     """how = 'close'
 if role == 'serve':
     with socket.create_server((sys.argv[4], port + 1)) as other:
-        to = struct.pack('>H', port + 1) + socket.inet_aton(sys.argv[4])
-        there = struct.pack('=H', socket.AF_INET) + to + bytes(8)
-        fd = one.fileno()
+        fd, there = one.fileno(), place(sys.argv[4], port + 1)
         one.shutdown(socket.SHUT_WR)
-        # AF_UNSPEC: it is disconnected, and makes another connection, to this machine, before anything else runs.
-        assert connect(fd, bytes(16), 16) == connect(fd, there, 16) == 0
+        connect_anew(fd, there)
         end, _ = other.accept()
     for _ in range(60):
         time.sleep(0.1)
@@ -210,7 +205,7 @@ def test_another_connection_meanwhile(stage: str, streams: Streams) -> None:
     host.run(inside("a", "nft", CHAIN))
     try:
         for port in range(PORT + 11, PORT + 11 + 2 * ROUNDS, 2):
-            ends_by_lane(streams, ANEW, port, IP[1], silent=True)
+            ends_by_lane(streams, FROM_ONE_TO_ANOTHER, port, IP[1], silent=True)
     finally:
         host.run(inside("a", "nft", "delete table ip fins"))
     host.run("rmmod vmloop_tcp", timeout=120)

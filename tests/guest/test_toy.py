@@ -9,7 +9,7 @@ import json
 import pytest
 
 from tests.guest.net import DROPS, TOOLS, Net, until
-from tests.guest.toy import RING, TOY, Toy, skip_without_userfaultfd
+from tests.guest.toy import RING, TOY, Toy
 
 
 @pytest.mark.main("lanes of two paths share a channel's doorbell; test_lanes.py has it on KVM", on="xen")
@@ -97,7 +97,6 @@ def test_stopped_program(net: Net, toy: Toy) -> None:
 
 def test_page_that_nobody_brings(net: Net, toy: Toy) -> None:
     """Tasks that wait for their own memory, amid a read and a write, keep no channel."""
-    skip_without_userfaultfd(toy.g1)
     with toy.g1.popen(toy.words("stuck", "bytes", RING)) as stuck:
         stuck.wait_for("ready", 30)
         net.command("close", "g1", "g2")

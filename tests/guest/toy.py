@@ -3,9 +3,7 @@
 
 import json
 
-import pytest
 from vmlab import Guest
-from vmlab.machine import Machine
 
 from tests.guest.net import TOOLS, Net
 
@@ -45,9 +43,3 @@ class Toy:
         """What it says at its end."""
         out = self.g1.run(self.words(*words), timeout=300 * self.net.slow).out
         return dict(json.loads(out))
-
-
-def skip_without_userfaultfd(machine: Machine) -> None:
-    """Memory whose pages nobody brings is made with it; kernels that we build do not have it."""
-    if machine.run("test -e /proc/sys/vm/unprivileged_userfaultfd", check=False).code:
-        pytest.skip("the kernel has no userfaultfd")

@@ -786,73 +786,82 @@ static int call_socket_mmap(struct file *file, struct socket *sock,
 }
 #endif
 
+/* What is ours of the tables, but for accept(), which listen.c has. */
+static const struct proto our_calls = {
+	.close = call_close,
+	.destroy = call_destroy,
+	.sendmsg = call_sendmsg,
+	.recvmsg = call_recvmsg,
+#ifdef HAVE_SOCK_NO_SENDPAGE
+	.sendpage = call_sendpage,
+#endif
+	.setsockopt = call_setsockopt,
+	.getsockopt = call_getsockopt,
+	.ioctl = call_ioctl,
+	.sock_is_readable = call_is_readable,
+	.stream_memory_free = call_memory_is_free,
+#ifdef CONFIG_BPF_SYSCALL
+	.psock_update_sk_prot = call_psock_update,
+#endif
+};
+
+static const struct proto_ops our_ops = {
+	.poll = call_poll,
+	.shutdown = call_shutdown,
+	.splice_read = call_splice_read,
+	.set_peek_off = call_set_peek_off,
+#ifdef CONFIG_MMU
+	.mmap = call_socket_mmap,
+#endif
+};
+
+/* Put the same calls of other tables into a family's copies. */
+static void put_calls(unsigned int family, const struct proto *calls, const struct proto_ops *ops)
+{
+	struct proto *to = stream_protos[family];
+	struct proto_ops *to_ops = stream_ops[family];
+
+	WRITE_ONCE(to->close, calls->close);
+	WRITE_ONCE(to->destroy, calls->destroy);
+	WRITE_ONCE(to->sendmsg, calls->sendmsg);
+	WRITE_ONCE(to->recvmsg, calls->recvmsg);
+#ifdef HAVE_SOCK_NO_SENDPAGE
+	WRITE_ONCE(to->sendpage, calls->sendpage);
+#endif
+	WRITE_ONCE(to->setsockopt, calls->setsockopt);
+	WRITE_ONCE(to->getsockopt, calls->getsockopt);
+	WRITE_ONCE(to->ioctl, calls->ioctl);
+	WRITE_ONCE(to->sock_is_readable, calls->sock_is_readable);
+	WRITE_ONCE(to->stream_memory_free, calls->stream_memory_free);
+#ifdef CONFIG_BPF_SYSCALL
+	WRITE_ONCE(to->psock_update_sk_prot, calls->psock_update_sk_prot);
+#endif
+	WRITE_ONCE(to_ops->poll, ops->poll);
+	WRITE_ONCE(to_ops->shutdown, ops->shutdown);
+	WRITE_ONCE(to_ops->splice_read, ops->splice_read);
+	if (stream_base_ops[family]->set_peek_off)
+		WRITE_ONCE(to_ops->set_peek_off, ops->set_peek_off);
+#ifdef CONFIG_MMU
+	WRITE_ONCE(to_ops->mmap, ops->mmap);
+#endif
+}
+
 /**
  * stream_calls_init() - put our calls into the copies of a family's tables
  * @family: its index
  */
 void stream_calls_init(unsigned int family)
 {
-	struct proto *calls = stream_protos[family];
-	struct proto_ops *ops = stream_ops[family];
-
-	calls->close = call_close;
-	calls->destroy = call_destroy;
-	calls->sendmsg = call_sendmsg;
-	calls->recvmsg = call_recvmsg;
-#ifdef HAVE_SOCK_NO_SENDPAGE
-	calls->sendpage = call_sendpage;
-#endif
-	calls->setsockopt = call_setsockopt;
-	calls->getsockopt = call_getsockopt;
-	calls->ioctl = call_ioctl;
-	calls->sock_is_readable = call_is_readable;
-	calls->stream_memory_free = call_memory_is_free;
-#ifdef CONFIG_BPF_SYSCALL
-	calls->psock_update_sk_prot = call_psock_update;
-#endif
-	ops->poll = call_poll;
-	ops->shutdown = call_shutdown;
-	stream_listen_calls(ops);
-	ops->splice_read = call_splice_read;
-	if (ops->set_peek_off)
-		ops->set_peek_off = call_set_peek_off;
-#ifdef CONFIG_MMU
-	ops->mmap = call_socket_mmap;
-#endif
+	put_calls(family, &our_calls, &our_ops);
+	stream_listen_calls(stream_ops[family]);
 }
 
 /**
- * stream_calls_exit() - whoever still has our copies of the tables has the kernel's calls
+ * stream_calls_exit() - put the kernel's calls into them, as others may keep them
  * @family: its index
  */
 void stream_calls_exit(unsigned int family)
 {
-	const struct proto_ops *base = stream_base_ops[family];
-	const struct proto *base_calls = stream_base[family];
-	struct proto *calls = stream_protos[family];
-	struct proto_ops *ops = stream_ops[family];
-
-	WRITE_ONCE(calls->close, base_calls->close);
-	WRITE_ONCE(calls->destroy, base_calls->destroy);
-	WRITE_ONCE(calls->sendmsg, base_calls->sendmsg);
-	WRITE_ONCE(calls->recvmsg, base_calls->recvmsg);
-#ifdef HAVE_SOCK_NO_SENDPAGE
-	WRITE_ONCE(calls->sendpage, base_calls->sendpage);
-#endif
-	WRITE_ONCE(calls->setsockopt, base_calls->setsockopt);
-	WRITE_ONCE(calls->getsockopt, base_calls->getsockopt);
-	WRITE_ONCE(calls->ioctl, base_calls->ioctl);
-	WRITE_ONCE(calls->sock_is_readable, base_calls->sock_is_readable);
-	WRITE_ONCE(calls->stream_memory_free, base_calls->stream_memory_free);
-#ifdef CONFIG_BPF_SYSCALL
-	WRITE_ONCE(calls->psock_update_sk_prot, base_calls->psock_update_sk_prot);
-#endif
-	WRITE_ONCE(ops->poll, base->poll);
-	WRITE_ONCE(ops->shutdown, base->shutdown);
-	WRITE_ONCE(ops->accept, base->accept);
-	WRITE_ONCE(ops->splice_read, base->splice_read);
-	WRITE_ONCE(ops->set_peek_off, base->set_peek_off);
-#ifdef CONFIG_MMU
-	WRITE_ONCE(ops->mmap, base->mmap);
-#endif
+	put_calls(family, stream_base[family], stream_base_ops[family]);
+	WRITE_ONCE(stream_ops[family]->accept, stream_base_ops[family]->accept);
 }

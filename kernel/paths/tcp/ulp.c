@@ -2,24 +2,23 @@
 /*
  * ulp.c - kTLS that was given a socket of ours.
  *
- * A program that asks for an upper layer protocol (TCP_ULP) has its socket be TCP's first
- * (calls.c). But one that asks before it is connected is in TCP's call, which reads the
- * protocol's name from the program's memory and then waits for the socket's lock, and another
- * thread may connect meanwhile. A socket for whose lock somebody waits is not taken over
- * (take.c); one whose caller is not so far yet is, and is given to kTLS as it is. kTLS
+ * A program that asks for kTLS (TCP_ULP) has its socket given back to TCP first (calls.c). But
+ * a program may ask before the socket is ours: it is in TCP's call then, which reads "tls" from
+ * the program's memory, waits for the socket's lock, and calls kTLS. Where another thread
+ * connects meanwhile, take.c leaves a socket alone for whose lock somebody waits. It cannot
+ * see a thread that still reads memory: kTLS gets a socket of ours then. kTLS
  *
- * - remembers our table as the one of that socket, as others do (ovpn): it is never freed, and as
- *   TCP's when the module has gone (stream_calls_exit());
- * - copies our tables into its own, which all its sockets have, and makes them anew as soon as
- *   it is given a socket with another sk_prot: stream_ulp_leave() gives it one of TCP's.
+ * - remembers our sk_prot as the socket's own, as ovpn does: our table is never freed, and has
+ *   TCP's calls when the module has gone (stream_calls_exit());
+ * - copies our tables into its own, which all its sockets have. It makes those anew when it gets
+ *   a socket with another sk_prot: stream_ulp_leave() gives it one of TCP's.
  *
- * While kTLS makes its tables, programs that send by it may find TCP's call in them for some
- * nanoseconds, and what they send then goes unencrypted. A program that makes that race on purpose
- * can have it happen to others; the fault is in kTLS, which changes tables that are in use. Here
- * they are not made where they are TCP's.
+ * kTLS changes tables that are in use: a program that sends meanwhile, some nanoseconds, may send
+ * unencrypted. Nobody but kTLS can mend that. A program may make that race on purpose
+ * (docs/stream.md). stream_ulp_leave() changes nothing where the tables are made from TCP's.
  *
- * espintcp copies the tables of the first socket of IPv6 that it is given, once. No kernel of
- * Debian's has it, and its first socket would have to come about by that race.
+ * espintcp copies the tables of its first IPv6 socket, once, and cannot be made to do so again.
+ * Debian's kernels do not have it.
  */
 #include <linux/cred.h>
 #include <net/tcp.h>
