@@ -91,7 +91,7 @@ static int give_back(struct stream *stream, unsigned long time)
 	for (;;) {
 		stream_leave(stream);
 		lock_sock(sk);
-		if (stream_is_plain(stream)) {
+		if (test_bit(STREAM_DEAD, &stream->flags) || stream_is_plain(stream)) {
 			stream_release(stream);
 			err = stream_is_ours(sk) ? -EBUSY : 0;
 			release_sock(sk);
@@ -685,16 +685,23 @@ static int call_shutdown(struct socket *sock, int how)
 {
 	int users = srcu_read_lock(&stream_users);
 	struct sock *sk = sock->sk;
-	struct stream *stream = stream_get(sk);
+	struct stream *stream;
 	bool sends = how == SHUT_WR || how == SHUT_RDWR;
 	bool by_lane = false;
 	int err = 0;
 
+again:
+	stream = stream_get(sk);
 	if (stream && (how == SHUT_RD || how == SHUT_RDWR))
 		set_bit(STREAM_READ, &stream->flags);
 	if (stream && sends) {
 		/* No hello from here on; if it was said, the FIN follows what was sent. */
 		lock_sock(sk);
+		if (stream_is_anothers(stream)) {
+			release_sock(sk);
+			stream_put(stream);
+			goto again;
+		}
 		set_bit(STREAM_SHUT, &stream->flags);
 		by_lane = (READ_ONCE(stream->tx) != STREAM_TX_TCP || stream_follows_fin(stream)) &&
 			  stream_may_send(sk);

@@ -252,6 +252,10 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int fl
 		size = min_t(size_t, size, limit);
 		fallthrough;
 	case FROM_TCP:
+		if (stream_is_anothers(stream)) {
+			got = -EPIPE;
+			break;
+		}
 		got = compat_recvmsg(stream_base[stream->family], stream->sk, msg,
 				     size, (flags & ~MSG_WAITALL) | MSG_DONTWAIT);
 		break;
@@ -300,6 +304,8 @@ static int receive_once(struct stream *stream, struct msghdr *msg, size_t size,
 	bool kept, last;
 	u32 limit;
 
+	if (stream_is_anothers(stream))
+		return -EPIPE;
 	mutex_lock(&stream->rx_ring);
 	last = stream_is_last(stream);
 	switch (source_of(stream, &limit)) {
@@ -439,8 +445,12 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 		if (!stream_is_ours(sk) || test_bit(STREAM_DEAD, &stream->flags)) {
 			if (done)
 				break;
-			got = stream_may_make_anew() ? stream_make_anew() :
-				compat_recvmsg(base, sk, msg, size - done, flags);
+			if (stream_is_anothers(stream))
+				got = -EPIPE;
+			else if (stream_may_make_anew())
+				got = stream_make_anew();
+			else
+				got = compat_recvmsg(base, sk, msg, size - done, flags);
 			break;
 		}
 		sk_set_bit(SOCKWQ_ASYNC_WAITDATA, sk);
@@ -453,7 +463,7 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 	if (!done && got <= 0 && got != -ERESTARTNOINTR)
 		done = seen;
 	if (done)
-		stream_keep_error(sk, got);
+		stream_keep_error(stream, got);
 	/* TCP does not know what the ring has: io_uring is to look again. */
 	if (msg->msg_get_inq && READ_ONCE(stream->held))
 		msg->msg_inq = -1;

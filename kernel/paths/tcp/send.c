@@ -164,7 +164,8 @@ int stream_send_page(struct stream *stream, struct page *page, int offset, size_
 	if (READ_ONCE(stream->tx) != STREAM_TX_TCP || test_bit(STREAM_SHUT, &stream->flags) ||
 	    !mutex_trylock(&stream->tx_mutex))
 		return -EAGAIN;
-	if (READ_ONCE(stream->tx) == STREAM_TX_TCP && !test_bit(STREAM_SHUT, &stream->flags)) {
+	if (READ_ONCE(stream->tx) == STREAM_TX_TCP && !test_bit(STREAM_SHUT, &stream->flags) &&
+	    !stream_is_anothers(stream)) {
 		WRITE_ONCE(stream->more, flags & (MSG_MORE | MSG_SENDPAGE_NOTLAST));
 		done = stream_base[stream->family]->sendpage(stream->sk, page, offset, size,
 							     flags | MSG_DONTWAIT);
@@ -191,6 +192,8 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size)
 	/* The peer's program may have been told that nothing follows. */
 	if (test_bit(STREAM_SHUT, &stream->flags)) {
 		done = -EPIPE;
+	} else if (stream_is_anothers(stream)) {
+		done = -EPIPE;
 	} else if (READ_ONCE(stream->tx) == STREAM_TX_TCP) {
 		WRITE_ONCE(stream->more, flags & MSG_MORE);
 		if (flags & STREAM_IS_PAGE) {
@@ -213,7 +216,7 @@ static int send_once(struct stream *stream, struct msghdr *msg, size_t size,
 		     bool ask)
 {
 	/* The FIN is on its way. */
-	if (test_bit(STREAM_SHUT, &stream->flags))
+	if (test_bit(STREAM_SHUT, &stream->flags) || stream_is_anothers(stream))
 		return -EPIPE;
 	if (READ_ONCE(stream->tx) == STREAM_TX_TCP) {
 		/* A reader that skips an urgent byte reads on behind it, where a lane may begin. */
@@ -357,8 +360,12 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 		if (!stream_is_ours(sk) || test_bit(STREAM_DEAD, &stream->flags)) {
 			if (done)
 				break;
-			err = stream_may_make_anew() ? stream_make_anew() :
-				base->sendmsg(sk, msg, size - done);
+			if (stream_is_anothers(stream))
+				err = -EPIPE;
+			else if (stream_may_make_anew())
+				err = stream_make_anew();
+			else
+				err = base->sendmsg(sk, msg, size - done);
 			break;
 		}
 		left = wait_for_space(stream, &wait, left, &had_room);
@@ -366,7 +373,7 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 	if (waits)
 		remove_wait_queue(sk_sleep(sk), &wait);
 	if (done) {
-		stream_keep_error(sk, err);
+		stream_keep_error(stream, err);
 		return done;
 	}
 	if (err == -EPIPE && !(msg->msg_flags & MSG_NOSIGNAL))
@@ -374,14 +381,19 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 	return err;
 }
 
-/**
- * stream_keep_error() - an error of TCP's was told to us: the application is to see it
- * @sk: the socket
- * @err: what a call of TCP's returned; nothing is done if it is not of the connection
- *
- * TCP tells an error once. Context: process context.
- */
-void stream_keep_error(struct sock *sk, int err)
+/* TCP tells an error once. The socket is locked. */
+static void keep_error(struct stream *stream, int err)
+{
+	struct sock *sk = stream->sk;
+
+	if (stream_is_anothers(stream))
+		return;
+	cmpxchg(&sk->sk_err, 0, -err);
+	sk_error_report(sk);
+}
+
+/* Whether an error is of the connection, and not of the call. */
+static bool is_of_connection(int err)
 {
 	switch (-err) {
 	case ECONNABORTED:
@@ -394,9 +406,25 @@ void stream_keep_error(struct sock *sk, int err)
 	case ENOPROTOOPT:
 	case EPROTO:
 	case ETIMEDOUT:
-		cmpxchg(&sk->sk_err, 0, -err);
-		sk_error_report(sk);
+		return true;
 	}
+	return false;
+}
+
+/**
+ * stream_keep_error() - an error of TCP's was told to us: the application is to see it
+ * @stream: the stream; if its socket has another connection by now, that one hears nothing
+ * @err: what a call of TCP's returned; nothing is done if it is not of the connection
+ *
+ * Context: process context, the socket not locked.
+ */
+void stream_keep_error(struct stream *stream, int err)
+{
+	if (!is_of_connection(err))
+		return;
+	lock_sock(stream->sk);
+	keep_error(stream, err);
+	release_sock(stream->sk);
 }
 
 /*
@@ -451,8 +479,8 @@ int stream_send_by_tcp(struct stream *stream, const void *from, size_t size)
 	if (sk->sk_socket && !test_bit(STREAM_DEAD, &stream->flags) &&
 	    stream_may_send(sk))
 		sent = send_anyway(stream, &msg, size);
+	if (is_of_connection(sent))
+		keep_error(stream, sent);
 	release_sock(sk);
-	if (sent < 0)
-		stream_keep_error(sk, sent);
 	return sent;
 }

@@ -96,7 +96,8 @@ enum stream_flag {
 	STREAM_FIN,		/* its FIN is for the work to send, when the lane has ended */
 	STREAM_READ,		/* the application reads nothing more: SHUT_RD */
 	STREAM_GO_BACK,		/* it is to go back to TCP once; it may leave it again */
-	STREAM_DEAD,		/* the socket has been destroyed */
+	STREAM_DEAD,		/* the socket is not this stream's any more */
+	STREAM_OLD,		/* disconnected, and the socket connects anew, or listens */
 	STREAM_CLOSED,		/* its program has closed it, and nothing stands in for that yet */
 	STREAM_SPEAK,		/* TCP is to send an acknowledgment */
 	STREAM_GROW,		/* a larger ring would help */
@@ -652,6 +653,7 @@ extern struct proto *stream_protos[STREAM_FAMILIES];
 extern struct proto_ops *stream_ops[STREAM_FAMILIES];
 bool stream_leaving(void);
 bool stream_is_ours(const struct sock *sk);
+bool stream_is_anothers(const struct stream *stream);
 bool stream_is_in_use(const struct sock *sk);
 int stream_family_of(const struct sock *sk);
 void stream_take_accepted(struct sock *sk);
@@ -765,7 +767,7 @@ void stream_spin_learn(struct stream *stream, struct stream_spin *spin, u64 bega
 int stream_send_page(struct stream *stream, struct page *page, int offset, size_t size, int flags);
 #endif
 int stream_send(struct stream *stream, struct msghdr *msg, size_t size);
-void stream_keep_error(struct sock *sk, int err);
+void stream_keep_error(struct stream *stream, int err);
 int stream_send_by_tcp(struct stream *stream, const void *from, size_t size);
 void stream_send_show(struct stream *stream);
 int stream_receive(struct stream *stream, struct msghdr *msg, size_t size,

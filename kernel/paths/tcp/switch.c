@@ -972,7 +972,8 @@ static void catch_up(struct stream *stream)
 	if (!stream_lock_sock(stream))
 		return;
 	stream_listen_no_more(stream);
-	if (stream_may_send(sk)) {
+	/* Disconnected while we waited for the lock, it may be another connection's by now. */
+	if (!test_bit(STREAM_DEAD, &stream->flags) && stream_may_send(sk)) {
 		sk->sk_shutdown |= SEND_SHUTDOWN;
 		base->shutdown(sk, SEND_SHUTDOWN);
 		sk->sk_state_change(sk);
@@ -1086,6 +1087,9 @@ void stream_work(struct work_struct *work)
 				stream->spoilt = true;
 			if (stream->spoilt)
 				end_spoilt(stream);
+			else if (READ_ONCE(stream->closed) &&
+				 test_bit(STREAM_DEAD, &stream->flags))
+				stream_queue(stream, GONE_TIME); /* nobody else looks at it */
 		} else if (stays(stream)) {
 			/* The peer may never answer. */
 			vmloop_lane_shut(stream->held, VMLOOP_REASON_NONE);

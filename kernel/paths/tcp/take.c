@@ -57,6 +57,22 @@ bool stream_is_ours(const struct sock *sk)
 	return now == stream_protos[0] || now == stream_protos[1];
 }
 
+/**
+ * stream_is_anothers() - whether a stream's socket has another connection by now, or listens
+ * @stream: a stream, which a call or a work has had since before
+ *
+ * A call ends as TCP ends those that sleep while their socket is disconnected: by -EPIPE.
+ *
+ * Return: whether it has; where the socket is not locked, it may have in the next moment.
+ */
+bool stream_is_anothers(const struct stream *stream)
+{
+	/* Pairs with the barrier in release_old(): whoever sees its tables knows why. */
+	smp_rmb();
+	return test_bit(STREAM_OLD, &stream->flags) ||
+	       (test_bit(STREAM_DEAD, &stream->flags) && stream_is_ours(stream->sk));
+}
+
 /* The family whose table that is, or -1. */
 static int family_now(const struct sock *sk)
 {
@@ -123,11 +139,15 @@ bool stream_is_in_use(const struct sock *sk)
  * It was ours, and is disconnected: it connects again, as a new one, or listens, and its
  * children must not have its table.
  */
-static void release_old(struct sock *sk)
+static void release_old(struct sock *sk, bool is_anothers)
 {
 	struct stream *stream = stream_is_ours(sk) ? stream_get(sk) : NULL;
 
 	if (stream) {
+		if (is_anothers)
+			set_bit(STREAM_OLD, &stream->flags);
+		/* Pairs with the barrier in stream_is_anothers(). */
+		smp_mb__after_atomic();
 		stream_release(stream);
 		stream_put(stream);
 	}
@@ -231,7 +251,7 @@ static void state_changes(void *unused, const struct sock *sock, const int from,
 	 */
 	if (to == TCP_SYN_SENT || to == TCP_LISTEN ||
 	    (from == TCP_SYN_SENT && to == TCP_CLOSE))
-		release_old(sk);
+		release_old(sk, to != TCP_CLOSE);
 	if (READ_ONCE(leaving))
 		return;
 	if (to == TCP_SYN_SENT) {
@@ -289,6 +309,7 @@ void stream_release(struct stream *stream)
 		WRITE_ONCE(sk->sk_prot, (struct proto *)stream_base[family]);
 	/* One that is disconnected may be released before its work has seen that. */
 	stream_listen_no_more(stream);
+	stream_lower_rcvbuf(stream);
 	stream_end(stream);
 	if (READ_ONCE(stream->held))
 		stream_queue(stream, 0);
