@@ -135,6 +135,16 @@ static inline int compat_recvmsg(const struct proto *base, struct sock *sk,
 }
 #endif
 
+/* How often a socket has been disconnected; kernels before 6.1.60 do not count. */
+static inline int compat_disconnects(const struct sock *sk)
+{
+#ifdef HAVE_SK_DISCONNECTS
+	return READ_ONCE(sk->sk_disconnects);
+#else
+	return 0;
+#endif
+}
+
 /* ioctl() of a protocol: an answer in the caller's memory, or in ours. */
 #ifdef HAVE_SK_IOCTL
 #define COMPAT_IOCTL_ARG	int *

@@ -562,6 +562,15 @@ static int call_psock_update(struct sock *sk, struct sk_psock *psock, bool resto
 
 /* The end ------------------------------------------------------------------ */
 
+/* Whether the application has not read all that TCP has brought. The socket is locked. */
+static bool has_unread_of_tcp(const struct sock *sk)
+{
+	const struct tcp_sock *tp = tcp_sk(sk);
+
+	/* The FIN has a number, too. */
+	return before(tp->copied_seq, tp->rcv_nxt - sock_flag(sk, SOCK_DONE));
+}
+
 /* Whether the application has not read all that has come, while there is a lane. */
 static bool has_unread(struct stream *stream)
 {
@@ -643,6 +652,8 @@ static void call_close(struct sock *sk, long timeout)
 		set_bit(STREAM_STAYS, &stream->flags);
 		set_bit(STREAM_CLOSED, &stream->flags);
 		stream_listen_no_more(stream);
+		if (!READ_ONCE(stream->heard) && has_unread_of_tcp(sk))
+			set_bit(STREAM_UNREAD, &stream->flags);
 		release_sock(sk);
 		by_lane = READ_ONCE(stream->tx) != STREAM_TX_TCP;
 		if (has_unread(stream)) {

@@ -377,11 +377,11 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 	const struct proto *base = stream_base[stream->family];
 	struct sock *sk = stream->sk;
 	bool waits = false, ask = false;
+	int got, disconnects = compat_disconnects(sk);
 	size_t done = 0, seen = 0, target;
 	struct iov_iter to;
 	u64 began = 0;
 	long left;
-	int got;
 
 	target = sock_rcvlowat(sk, flags & MSG_WAITALL, size);
 	left = sock_rcvtimeo(sk, flags & MSG_DONTWAIT);
@@ -456,6 +456,11 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 		sk_set_bit(SOCKWQ_ASYNC_WAITDATA, sk);
 		left = wait_woken(&wait, TASK_INTERRUPTIBLE, left);
 		sk_clear_bit(SOCKWQ_ASYNC_WAITDATA, sk);
+		/* As sk_wait_event(). */
+		if (compat_disconnects(sk) != disconnects) {
+			got = -EPIPE;
+			break;
+		}
 	}
 	if (waits)
 		remove_wait_queue(sk_sleep(sk), &wait);

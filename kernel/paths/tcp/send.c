@@ -13,6 +13,7 @@
 #include <net/tcp.h>
 
 #include "stream.h"
+#include "compat.h"
 
 /* These go by TCP alone, and with them all that follows. */
 #define BY_TCP	(MSG_OOB | MSG_ZEROCOPY | MSG_FASTOPEN)
@@ -302,10 +303,10 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 	const struct proto *base = stream_base[stream->family];
 	struct sock *sk = stream->sk;
 	bool waits = false, ask = false, had_room = false;
+	int err, disconnects = compat_disconnects(sk);
 	size_t done = 0;
 	u64 began = 0;
 	long left;
-	int err;
 
 	left = sock_sndtimeo(sk, msg->msg_flags & MSG_DONTWAIT);
 	/* Once at least: nothing can be sent, too. */
@@ -369,6 +370,13 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 			break;
 		}
 		left = wait_for_space(stream, &wait, left, &had_room);
+		/* As sk_wait_event(), and sk_stream_error(). */
+		if (compat_disconnects(sk) != disconnects) {
+			lock_sock(sk);	/* TCP says there what its error is */
+			err = done ? -EPIPE : sock_error(sk) ?: -EPIPE;
+			release_sock(sk);
+			break;
+		}
 	}
 	if (waits)
 		remove_wait_queue(sk_sleep(sk), &wait);

@@ -97,6 +97,7 @@ enum stream_flag {
 	STREAM_READ,		/* the application reads nothing more: SHUT_RD */
 	STREAM_GO_BACK,		/* it is to go back to TCP once; it may leave it again */
 	STREAM_DEAD,		/* the socket is not this stream's any more */
+	STREAM_UNREAD,		/* closed, and the program had not read all that TCP had brought */
 	STREAM_OLD,		/* disconnected, and the socket connects anew, or listens */
 	STREAM_CLOSED,		/* its program has closed it, and nothing stands in for that yet */
 	STREAM_SPEAK,		/* TCP is to send an acknowledgment */

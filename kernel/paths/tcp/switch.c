@@ -956,6 +956,15 @@ static void catch_up(struct stream *stream)
 		return;
 	if (orphan) {
 		stream->orphan = NULL;
+		/*
+		 * For what came after close() TCP resets the connection, behind the FIN that it
+		 * had sent by then; for what came before it sends no FIN.
+		 */
+		lock_sock(sk);
+		if (!test_bit(STREAM_UNREAD, &stream->flags) &&
+		    !skb_queue_empty(&sk->sk_receive_queue) && stream_may_send(sk))
+			base->shutdown(sk, SEND_SHUTDOWN);
+		release_sock(sk);
 		/* close() sends the FIN of a program that has shut the connection, too. */
 		clear_bit(STREAM_FIN, &stream->flags);
 		clear_bit(STREAM_SHUT, &stream->flags);

@@ -21,8 +21,11 @@ import struct
 import sys
 import tempfile
 import termios
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 WARM = 40
@@ -345,6 +348,43 @@ def reused_server(s: socket.socket) -> Any:
     return [*found, attempt(lambda: s.recv(1))]
 
 
+def asleep(c: socket.socket) -> Any:
+    """Calls that sleep in other threads while their socket is disconnected."""
+    c.sendall(b"first")
+    c.recv(1)
+    libc = __import__("ctypes").CDLL(None, use_errno=True)
+    nowhere = struct.pack("H14x", socket.AF_UNSPEC)
+
+    def sends() -> None:
+        while True:
+            c.send(bytes(PIECE * 16))
+
+    threads = []
+    found: dict[int, Any] = {}
+    for number, call in ((45, lambda: c.recv(1)), (44, sends)):
+        task = partial(lambda number, call: found.update({number: attempt(call)}), number, call)
+        thread = threading.Thread(target=task, daemon=True)
+        thread.start()
+        threads.append(thread)
+        # Not for a moment only: what is sent moves on until the peer's buffer is full, too.
+        file = Path(f"/proc/self/task/{thread.native_id}/syscall")
+        seen = 0
+        while thread.is_alive() and seen < 50:
+            seen = seen + 1 if file.read_text().split()[0] == str(number) else 0
+            time.sleep(0.01)
+    result = libc.connect(c.fileno(), nowhere, len(nowhere))
+    for thread in threads:
+        thread.join(DEADLINE)
+    return [result, found.get(45, "sleeps on"), found.get(44, "sleeps on")]
+
+
+def asleep_server(s: socket.socket) -> Any:
+    found: list[Any] = [receive(s, 5).decode()]
+    s.sendall(b".")
+    # Until the connection ends: that is of no reader's.
+    return [*found, events(s, select.POLLHUP, select.POLLHUP)]
+
+
 def truncated(c: socket.socket) -> Any:
     """MSG_TRUNC: bytes are passed over, and counted."""
     c.sendall(b"0123456789")
@@ -658,6 +698,7 @@ CASES: dict[str, tuple[Callable[[socket.socket], Any], Callable[[socket.socket],
     "low_water": (low_water, low_water_server),
     "urgent": (urgent, urgent_server),
     "reused": (reused, reused_server),
+    "asleep": (asleep, asleep_server),
     "truncated": (truncated, truncated_server),
     "vectors": (vectors, vectors_server),
     "corked": (corked, corked_server),
