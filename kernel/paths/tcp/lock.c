@@ -94,8 +94,8 @@ bool stream_lock_mutex(struct stream *stream, struct mutex *mutex)
  * stream_slow_work() - calls of TCP's that take the socket's lock themselves
  * @work: a stream's
  *
- * Not while somebody has it, so that they wait only where another call begins just then. A program
- * that disconnects and connects anew in that very moment may have its own new connection reset.
+ * Not while somebody has it, so that they wait only where another call begins just then. If a
+ * program disconnects and connects anew in that moment, its new connection may be reset.
  */
 void stream_slow_work(struct work_struct *work)
 {

@@ -191,9 +191,7 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size)
 	if (mutex_lock_interruptible(&stream->tx_mutex))
 		return -ERESTARTSYS;
 	/* The peer's program may have been told that nothing follows. */
-	if (test_bit(STREAM_SHUT, &stream->flags)) {
-		done = -EPIPE;
-	} else if (stream_is_anothers(stream)) {
+	if (test_bit(STREAM_SHUT, &stream->flags) || stream_is_anothers(stream)) {
 		done = -EPIPE;
 	} else if (READ_ONCE(stream->tx) == STREAM_TX_TCP) {
 		WRITE_ONCE(stream->more, flags & MSG_MORE);
@@ -216,7 +214,7 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size)
 static int send_once(struct stream *stream, struct msghdr *msg, size_t size,
 		     bool ask)
 {
-	/* The FIN is on its way. */
+	/* The FIN is on its way, or the connection is another one by now. */
 	if (test_bit(STREAM_SHUT, &stream->flags) || stream_is_anothers(stream))
 		return -EPIPE;
 	if (READ_ONCE(stream->tx) == STREAM_TX_TCP) {

@@ -67,7 +67,7 @@ bool stream_is_ours(const struct sock *sk)
  */
 bool stream_is_anothers(const struct stream *stream)
 {
-	/* Pairs with the barrier in release_old(): whoever sees its tables knows why. */
+	/* Pairs with release_old(): a caller that has seen TCP's tables sees the flag, too. */
 	smp_rmb();
 	return test_bit(STREAM_OLD, &stream->flags) ||
 	       (test_bit(STREAM_DEAD, &stream->flags) && stream_is_ours(stream->sk));
@@ -144,10 +144,11 @@ static void release_old(struct sock *sk, bool is_anothers)
 	struct stream *stream = stream_is_ours(sk) ? stream_get(sk) : NULL;
 
 	if (stream) {
-		if (is_anothers)
+		if (is_anothers) {
 			set_bit(STREAM_OLD, &stream->flags);
-		/* Pairs with the barrier in stream_is_anothers(). */
-		smp_mb__after_atomic();
+			/* Pairs with the barrier in stream_is_anothers(). */
+			smp_mb__after_atomic();
+		}
 		stream_release(stream);
 		stream_put(stream);
 	}

@@ -381,7 +381,7 @@ def asleep(c: socket.socket) -> Any:
 def asleep_server(s: socket.socket) -> Any:
     found: list[Any] = [receive(s, 5).decode()]
     s.sendall(b".")
-    # Until the connection ends: that is of no reader's.
+    # It reads nothing, so that the peer's send() sleeps until the connection ends.
     return [*found, events(s, select.POLLHUP, select.POLLHUP)]
 
 
