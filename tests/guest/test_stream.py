@@ -65,8 +65,9 @@ class Streams(Pair):
         return list(json.loads(self.host.run(words).out))
 
     def leave_after(self, what: int) -> None:
-        """Connections get a lane after so many bytes, or turns."""
-        self.host.run(f"echo {what} >{PARAMETERS}/after_bytes; echo {what} >{PARAMETERS}/after_turns")
+        """Connections get a lane after so many bytes, or turns, however soon others ended."""
+        names = ("after_bytes", "after_turns", "after_most")
+        self.host.run("; ".join(f"echo {what} >{PARAMETERS}/{name}" for name in names))
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ void stream_lane_up(struct vmloop_lane *lane)
 	stream->wants_bytes = false;
 	stream->wants_room = false;
 	stream->turns = 0;
-	stream->lanes++;
+	WRITE_ONCE(stream->lanes, stream->lanes + 1);
 	stream->lane = lane;
 	spin_unlock_bh(&stream->lane_lock);
 	/* Pairs with the acquire of the work: the rings are there. */
@@ -179,9 +179,20 @@ static void decide(struct stream *stream)
 	stream_queue(stream, 0);
 }
 
+/* Whether a program, ours or the peer's, has ended the connection, or one direction of it. */
+static bool has_ended(const struct stream *stream)
+{
+	return test_bit(STREAM_SHUT, &stream->flags) || test_bit(STREAM_LAST, &stream->flags) ||
+	       test_bit(STREAM_DEAD, &stream->flags) || READ_ONCE(stream->orphan) ||
+	       (READ_ONCE(stream->sk->sk_shutdown) & SEND_SHUTDOWN) ||
+	       sock_flag(stream->sk, SOCK_DONE) ||
+	       READ_ONCE(stream->sk->sk_state) == TCP_CLOSE;
+}
+
 void stream_lane_close(struct vmloop_lane *lane)
 {
 	struct stream *stream = lane->priv;
+	bool ends = has_ended(stream);
 
 	/* What is in the ring is counted at each moment: SIOCOUTQ. */
 	mutex_lock(&stream->tx_ring);
@@ -216,6 +227,9 @@ void stream_lane_close(struct vmloop_lane *lane)
 	mutex_lock(&stream->rx_ring);
 	if (stream->up)
 		stream_keep(stream);
+	if (stream->active && ends)
+		stream_worth_learn(stream, stream->sent_before + stream->sent +
+					   stream->got_before + stream->got);
 	if (stream->up && stream->heard && (lane->rx.broken || stream_took_back(stream)))
 		stream->spoilt = true;
 	/* What could not be kept the peer sends again, by TCP. */

@@ -20,6 +20,10 @@ unsigned int stream_after_bytes = 5 << 19;
 module_param_named(after_bytes, stream_after_bytes, uint, 0644);
 MODULE_PARM_DESC(after_bytes, "bytes that go by TCP before a connection gets a lane, and 2,048 for each call");
 
+unsigned int stream_after_most = 20 << 20;
+module_param_named(after_most, stream_after_most, uint, 0644);
+MODULE_PARM_DESC(after_most, "bytes that go by TCP first at most, where connections before it ended soon after they had got a lane (0: always after_bytes)");
+
 unsigned int stream_after_turns = 64;
 module_param_named(after_turns, stream_after_turns, uint, 0644);
 MODULE_PARM_DESC(after_turns, "turns from sending to receiving, or back, by TCP before it gets one");

@@ -270,7 +270,9 @@ static bool is_paused(const struct stream *stream)
  */
 void stream_moved(struct stream *stream, int bytes, bool sent)
 {
-	u64 again, turns;
+	unsigned int again = READ_ONCE(stream->again), waited = STREAM_BY_TURNS;
+	u64 enough = (u64)READ_ONCE(stream_after_bytes) * again;
+	u64 moved, turns;
 
 	/* The end that accepts is asked. */
 	if (!stream->active || !test_bit(STREAM_OURS, &stream->flags) ||
@@ -279,18 +281,25 @@ void stream_moved(struct stream *stream, int bytes, bool sent)
 		return;
 	if (is_paused(stream))
 		return;
-	again = READ_ONCE(stream->again);
 	/* A hint: two at once may count one turn too many, or none. */
 	turns = READ_ONCE(stream->was_sent) == sent ?
 			atomic64_read(&stream->turned) :
 			atomic64_inc_return(&stream->turned);
 	WRITE_ONCE(stream->was_sent, sent);
-	if (atomic64_add_return(bytes + CALL_BYTES, &stream->moved) <
-		    (u64)READ_ONCE(stream_after_bytes) * again &&
-	    turns < (u64)READ_ONCE(stream_after_turns) * again)
+	moved = atomic64_add_return(bytes + CALL_BYTES, &stream->moved);
+	if (turns < (u64)READ_ONCE(stream_after_turns) * again) {
+		if (moved < enough)
+			return;
+		waited = stream_worth_shift(stream);
+		if (moved < min(enough << waited, (u64)READ_ONCE(stream_after_most)))
+			return;
+	}
+	if (test_and_set_bit(STREAM_WANTED, &stream->flags))
 		return;
-	if (!test_and_set_bit(STREAM_WANTED, &stream->flags))
-		stream_queue(stream, 0);
+	/* A work that runs already may open the lane before these are there: a guess is wrong. */
+	WRITE_ONCE(stream->waited, waited);
+	WRITE_ONCE(stream->asked, jiffies);
+	stream_queue(stream, 0);
 }
 
 static void say(const struct stream *stream, struct stream_say *say)
@@ -447,6 +456,9 @@ static enum stream_why why_not(const struct stream *stream)
 	    sock->ops != stream_ops[stream->family] || READ_ONCE(stream->held))
 		return STREAM_WHY_BUSY;
 	if (!stream->active && is_paused(stream))
+		return STREAM_WHY_BUSY;
+	/* TCP carries it as long as the call goes on: a lane would stand there for nothing. */
+	if (READ_ONCE(stream->file) && stream_has_more(stream))
 		return STREAM_WHY_BUSY;
 	if (stream_has_option(sk))
 		return STREAM_WHY_OPTION;

@@ -129,6 +129,15 @@ static int by_ring(struct stream *stream, struct msghdr *msg, size_t size, bool 
 	return done;
 }
 
+/* What a program says of the bytes that TCP gets now. */
+static void note_more(struct stream *stream, bool more, bool file)
+{
+	lockdep_assert_held(&stream->tx_mutex);
+	WRITE_ONCE(stream->more, more);
+	WRITE_ONCE(stream->more_at, jiffies);
+	WRITE_ONCE(stream->file, file);
+}
+
 #ifdef HAVE_SOCK_NO_SENDPAGE
 /* TCP takes the page as it is. Later kernels say MSG_SPLICE_PAGES to sendmsg(). */
 static int send_page(struct stream *stream, struct msghdr *msg, size_t size)
@@ -167,7 +176,7 @@ int stream_send_page(struct stream *stream, struct page *page, int offset, size_
 		return -EAGAIN;
 	if (READ_ONCE(stream->tx) == STREAM_TX_TCP && !test_bit(STREAM_SHUT, &stream->flags) &&
 	    !stream_is_anothers(stream)) {
-		WRITE_ONCE(stream->more, flags & (MSG_MORE | MSG_SENDPAGE_NOTLAST));
+		note_more(stream, flags & (MSG_MORE | MSG_SENDPAGE_NOTLAST), true);
 		done = stream_base[stream->family]->sendpage(stream->sk, page, offset, size,
 							     flags | MSG_DONTWAIT);
 	}
@@ -194,7 +203,7 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size)
 	if (test_bit(STREAM_SHUT, &stream->flags) || stream_is_anothers(stream)) {
 		done = -EPIPE;
 	} else if (READ_ONCE(stream->tx) == STREAM_TX_TCP) {
-		WRITE_ONCE(stream->more, flags & MSG_MORE);
+		note_more(stream, flags & MSG_MORE, flags & STREAM_IS_FILE);
 		if (flags & STREAM_IS_PAGE) {
 			done = send_page(stream, msg, size);
 		} else {

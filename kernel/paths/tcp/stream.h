@@ -26,6 +26,7 @@
 #include <linux/socket.h>
 #include <linux/spinlock.h>
 #include <linux/srcu.h>
+#include <linux/tcp.h>
 #include <linux/wait.h>
 #include <linux/workqueue.h>
 #include <net/inet_sock.h>
@@ -45,14 +46,16 @@
 /*
  * Of a call of sendmsg(), where kernels have sendpage(): more of the same file follows at
  * once, as they say; and it is a page that TCP may keep, for which we have a flag of theirs
- * that means nothing here.
+ * that means nothing here. STREAM_IS_FILE: the bytes are a file's or a pipe's, on any kernel.
  */
 #ifdef MSG_SENDPAGE_NOTLAST
 #define STREAM_GOES_ON	MSG_SENDPAGE_NOTLAST
 #define STREAM_IS_PAGE	MSG_SENDPAGE_NOPOLICY
+#define STREAM_IS_FILE	STREAM_IS_PAGE
 #else
 #define STREAM_GOES_ON	0
 #define STREAM_IS_PAGE	0
+#define STREAM_IS_FILE	MSG_SPLICE_PAGES
 #endif
 
 /* Of the table of connections to peers. */
@@ -227,6 +230,8 @@ struct stream_spin {
  *	about
  * @turned: how often it turned from sending to receiving or back, in the same time
  * @was_sent: what moved last was sent
+ * @waited: what stream_worth_shift() said when its lane was last asked for, or STREAM_BY_TURNS
+ * @asked: when that was, in jiffies
  * @refs: one for the table, one for a lane, one for @work while it is queued
  * @data_ready: the kernel's own calls of the socket's: they wake those who wait, and look at
  *	nothing, so that they need no lock; what others put there later is called under it
@@ -285,6 +290,8 @@ struct stream_spin {
  * @pending_at: bytes of @pending that something carries by now
  * @pending_refused: there was no memory for @pending, or a call waits for TCP
  * @more: the last bytes went to TCP with more to come
+ * @more_at: when that was, in jiffies
+ * @file: and they were a file's or a pipe's
  * @full: the ring was full, and has not been seen empty since
  * @full_at: when it was last, in jiffies
  * @swings: how often it was full and then empty, since it was made, or was last to grow
@@ -351,6 +358,8 @@ struct stream {
 	atomic64_t moved;
 	atomic64_t turned;
 	bool was_sent;
+	unsigned int waited;
+	unsigned long asked;
 	struct kref refs;
 	void (*data_ready)(struct sock *sk);
 	void (*write_space)(struct sock *sk);
@@ -403,6 +412,8 @@ struct stream {
 	u32 pending_at;
 	bool pending_refused;
 	bool more;
+	unsigned long more_at;
+	bool file;
 	bool full;
 	unsigned long full_at;
 	unsigned int swings;
@@ -580,9 +591,23 @@ static inline bool stream_follows_fin(const struct stream *stream)
 	       time_before(jiffies, READ_ONCE(stream->since) + STREAM_FIN_TIME);
 }
 
+/* After so long a program that has said so sends no more, as sendfile() beyond a file's end. */
+#define STREAM_MORE_TIME	HZ
+
+/* Whether TCP may hold back what it was given last, since more is to come. */
+static inline bool stream_has_more(const struct stream *stream)
+{
+	const struct tcp_sock *tp = tcp_sk(stream->sk);
+
+	return READ_ONCE(stream->more) &&
+	       (READ_ONCE(tp->write_seq) != READ_ONCE(tp->snd_una) ||
+		time_before(jiffies, READ_ONCE(stream->more_at) + STREAM_MORE_TIME));
+}
+
 /* main.c */
 extern struct workqueue_struct *stream_workqueue, *stream_slow_workqueue;
 extern unsigned int stream_after_bytes;
+extern unsigned int stream_after_most;
 extern unsigned int stream_after_turns;
 extern unsigned int stream_ring_size;
 extern unsigned int stream_first_ring;
@@ -595,6 +620,12 @@ extern unsigned int stream_left_out_count;
 
 /* owner.c */
 void stream_owners(const struct sock *sk, struct vmloop_owner *owners);
+
+/* worth.c; process context */
+#define STREAM_BY_TURNS	UINT_MAX	/* it did not wait for bytes */
+
+unsigned int stream_worth_shift(const struct stream *stream);
+void stream_worth_learn(const struct stream *stream, u64 carried);
 
 /* ring.c */
 void stream_plan_ring(struct vmloop_channel *channel, const struct sock *sk, bool follows,

@@ -95,7 +95,7 @@ static bool may_stop(const struct stream *stream)
 {
 	const struct sock *sk = stream->sk;
 
-	return !(tcp_sk(sk)->nonagle & TCP_NAGLE_CORK) && !stream->more &&
+	return !(tcp_sk(sk)->nonagle & TCP_NAGLE_CORK) && !stream_has_more(stream) &&
 	       !(sk->sk_shutdown & SEND_SHUTDOWN) &&
 	       sk->sk_state == TCP_ESTABLISHED && !stream_is_in_use(sk) &&
 	       !test_bit(STREAM_SHUT, &stream->flags) &&
