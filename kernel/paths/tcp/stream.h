@@ -130,7 +130,7 @@ enum stream_why {
 	STREAM_WHY_CHANNEL,	/* no channel to the peer is up */
 	STREAM_WHY_ROOM,	/* the channel has no lane or no memory free */
 	STREAM_WHY_PEER,	/* the peer did not want it, or its modules are older */
-	STREAM_WHY_BUSY,	/* in use, not accepted yet, or UNREAD at the other end */
+	STREAM_WHY_BUSY,	/* in use, not accepted, amid a file, or UNREAD at the peer */
 	STREAM_WHY_OPTION,	/* something is set that lanes do not carry */
 	STREAM_WHY_UNREAD,	/* the program is to read what is there first */
 	STREAM_WHY_POLICY,	/* the host's policy has no streams for the two */

@@ -137,6 +137,8 @@ static bool say_hello(struct stream *stream)
 		memcpy(to, &hello, sizeof(hello));
 		vmloop_ring_add(&lane->tx, sizeof(hello));
 		WRITE_ONCE(stream->tx, STREAM_TX_SAID);
+		/* What TCP was to hold back has gone: no more of it after the lane. */
+		WRITE_ONCE(stream->more, false);
 		stream->said = jiffies;
 		if (vmloop_ring_publish(&lane->tx))
 			vmloop_lane_ring(lane);
