@@ -20,6 +20,8 @@ from vmlab import Guest, Lab, paths
 
 from tests import stages
 from tests.guest.net import STALLS, Net, at_once, build_tools
+from tests.guest.pair import standing
+from tests.guest.streams import Streams
 from tests.guest.toy import Toy
 
 
@@ -54,6 +56,13 @@ def nets() -> Iterator[dict[int, Net]]:
     """vmloop of each lab that was booted, by the lab's identity."""
     build_tools()
     yield {}
+
+
+@pytest.fixture
+def streams(lab: Lab) -> Iterator[Streams]:
+    """In one machine, a channel with the paths of packets and of streams. Tests of two guests have their own."""
+    with standing(Streams(lab.host)) as one:
+        yield one
 
 
 @pytest.fixture

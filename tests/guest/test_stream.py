@@ -17,64 +17,23 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from vmlab import Host, Lab
+from vmlab import Host
 from vmlab.process import Process
 
 from tests.guest.net import BIN, TOOLS, Transfer, until
-from tests.guest.pair import Pair, standing
+from tests.guest.streams import NEVER, PARAMETERS, Streams
 from tests.guest.veth import IP, MAC, inside
 
 pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
 
 PORT = 5501
-PARAMETERS = "/sys/module/vmloop_tcp/parameters"
 SOCKETS = Path(__file__).parent / "tools/sockets.py"
 RARE = Path(__file__).parent / "tools/rare.py"
 LATE = Path(__file__).parent / "tools/late.py"
 SLOW_MEMORY = Path(__file__).parent / "tools/slow_memory.py"
 CGROUP_PROGRAM = Path(__file__).parent / "tools/cgroup_program.py"
-NEVER = 2_000_000_000
 KIND = 1 << 2
 """The bit of lanes that carry streams: VMLOOP_LANE_STREAM."""
-
-
-class Streams(Pair):
-    """Two namespaces of one machine with a channel, and the stream path beside that of packets."""
-
-    def load(self) -> None:
-        """All modules."""
-        super().load()
-        self.load_stream()
-
-    def load_stream(self) -> None:
-        """The stream path's."""
-        self.host.run(["insmod", str(self.modules / "vmloop_tcp.ko")])
-
-    def unload(self) -> None:
-        """All of them that are there."""
-        self.host.run("rmmod vmloop_tcp", check=False)
-        super().unload()
-
-    def counter(self, name: str) -> int:
-        """One of the module's."""
-        return int(self.host.run(f"cat {PARAMETERS}/{name}").out)
-
-    def listed(self, namespace: str) -> list[dict]:
-        """What `vmloop streams` says in one of the two."""
-        words = inside(namespace, BIN / "vmloop", "--guest", "streams", "--json")
-        return list(json.loads(self.host.run(words).out))
-
-    def leave_after(self, what: int) -> None:
-        """Connections get a lane after so many bytes, or turns, however soon others ended."""
-        names = ("after_bytes", "after_turns", "after_most")
-        self.host.run("; ".join(f"echo {what} >{PARAMETERS}/{name}" for name in names))
-
-
-@pytest.fixture
-def streams(lab: Lab) -> Iterator[Streams]:
-    """A channel with both paths."""
-    with standing(Streams(lab.host)) as one:
-        yield one
 
 
 @contextmanager

@@ -2,29 +2,20 @@
 """Connections, and calls, that are TCP's alone."""
 
 import signal
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-from vmlab import Lab
 
 from tests.guest.net import until
-from tests.guest.pair import standing
-from tests.guest.test_stream import ANEW, CONNECT, NEVER, TURNS, Streams
+from tests.guest.streams import NEVER, Streams
+from tests.guest.test_stream import ANEW, CONNECT, TURNS
 from tests.guest.veth import IP, inside
 
 pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
 
 PORT = 5541
 LATE_TLS = Path(__file__).parent / "tools/late_tls.py"
-
-
-@pytest.fixture
-def streams(lab: Lab) -> Iterator[Streams]:
-    """A channel with both paths."""
-    with standing(Streams(lab.host)) as one:
-        yield one
 
 
 SIGNED = """

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0
 """The end of what a program sends, which the lane says before TCP's FIN has come."""
 
-from collections.abc import Iterator
 from itertools import product
 
 import pytest
-from vmlab import Lab
 
 from tests.guest.net import until
-from tests.guest.pair import standing
-from tests.guest.test_stream import ANEW, CONNECT, TURNS, Streams
+from tests.guest.streams import Streams
+from tests.guest.test_stream import ANEW, CONNECT, TURNS
 from tests.guest.veth import IP, inside
 
 pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
@@ -17,13 +15,6 @@ pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
 PORT = 5531
 LAST = 50_000
 """Bytes that are sent last, of which the ring is not full."""
-
-
-@pytest.fixture
-def streams(lab: Lab) -> Iterator[Streams]:
-    """A channel with both paths."""
-    with standing(Streams(lab.host)) as one:
-        yield one
 
 
 ENDS = (

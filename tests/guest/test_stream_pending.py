@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0
 """What programs send without waiting while a connection goes to a lane or back (kernel/paths/tcp/pending.c)."""
 
-import json
 import shlex
-from collections.abc import Iterator
 
 import pytest
-from vmlab import Lab
 
-from tests.guest.net import BIN, until
-from tests.guest.pair import standing
-from tests.guest.test_stream import CONNECT, NEVER, PARAMETERS, Streams, to_lanes_and_back
+from tests.guest.net import until
+from tests.guest.streams import NEVER, PARAMETERS, Streams
+from tests.guest.test_stream import CONNECT, to_lanes_and_back
 from tests.guest.veth import IP, inside
 
 pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
@@ -18,18 +15,6 @@ pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
 PORT = 5521
 PENDING = 16 << 10
 """Bytes that a connection takes at most before something carries it: STREAM_PENDING_PARTS of STREAM_PENDING_PART."""
-
-
-@pytest.fixture
-def streams(lab: Lab) -> Iterator[Streams]:
-    """A channel with both paths."""
-    with standing(Streams(lab.host)) as one:
-        yield one
-
-
-def listed(streams: Streams, end: str) -> list[dict[str, str]]:
-    """What `vmloop streams` says in one of the namespaces."""
-    return list(json.loads(streams.host.run(inside(end, BIN / "vmloop", "--guest", "streams", "--json")).out))
 
 
 TURNS = (
@@ -244,7 +229,7 @@ def test_sends_while_nothing_carries(stage: str, streams: Streams, then: str) ->
     streams.leave_after(1)
 
     def states() -> list[str]:
-        return [one["state"] for end in "ab" for one in listed(streams, end)]
+        return [one["state"] for end in "ab" for one in streams.listed(end)]
 
     with host.popen(inside("b", "python3", "-c", SEND, "serve", "-", PORT, then)) as server:
         server.wait_for("ready", 60)
@@ -321,7 +306,7 @@ def test_urgent_byte_before_a_lane(stage: str, streams: Streams) -> None:
             client.wait_for("sent", 60)
             # The byte alone would have asked for a lane.
             stays = [("tcp", "stays")]
-            until(lambda: [(one["state"], one["why"]) for one in listed(streams, "a")] == stays, 30, "it stays on TCP")
+            until(lambda: [(one["state"], one["why"]) for one in streams.listed("a")] == stays, 30, "it stays on TCP")
             assert streams.counter("paired") == 0
             server.terminate()
             client.terminate()

@@ -2,13 +2,10 @@
 """How long connections wait for their lanes where those before ended soon (kernel/paths/tcp/worth.c), over loopback."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
-from vmlab import Lab
 
-from tests.guest.pair import standing
-from tests.guest.test_stream import NEVER, PARAMETERS, Streams
+from tests.guest.streams import NEVER, PARAMETERS, Streams
 from tests.guest.veth import IP, inside
 
 pytestmark = [pytest.mark.loopback, pytest.mark.kvm_only]
@@ -18,13 +15,6 @@ PORTS = 16
 """Two for each time that a sequence is begun."""
 FIRST = 64 << 10
 """So many bytes go by TCP before a connection gets a lane, where nothing is known of those before."""
-
-
-@pytest.fixture
-def streams(lab: Lab) -> Iterator[Streams]:
-    """A channel with both paths."""
-    with standing(Streams(lab.host)) as one:
-        yield one
 
 
 SERVER = """
@@ -139,8 +129,7 @@ the module may have forgotten meanwhile, all begins anew, four times. Prints wha
 def test_connections_that_end_soon(stage: str, streams: Streams) -> None:
     """Where connections end soon after they got a lane, the next ones wait for more bytes, until one was worth it."""
     host = streams.host
-    for name, value in (("after_bytes", FIRST), ("after_turns", NEVER), ("after_most", 4 * FIRST)):
-        host.run(f"echo {value} >{PARAMETERS}/{name}")
+    streams.set(after_bytes=FIRST, after_turns=NEVER, after_most=4 * FIRST)
     with host.popen(inside("b", "python3", "-c", SERVER, PORT, PORTS)) as server:
         server.wait_for("ready", 60)
         words = ("python3", "-c", CLIENT, IP[1], PORT, 2 * FIRST, PARAMETERS, NEVER)
@@ -187,8 +176,7 @@ more is to come. The other reads that, and then sends until something goes by a 
 def test_file(stage: str, streams: Streams) -> None:
     """While sendfile() sends there is no lane, which would carry nothing; and there is one after that."""
     host = streams.host
-    for name, value in (("after_bytes", FIRST), ("after_turns", NEVER)):
-        host.run(f"echo {value} >{PARAMETERS}/{name}")
+    streams.set(after_bytes=FIRST, after_turns=NEVER)
     words = (PORT, 64 << 20, PARAMETERS)
     with host.popen(inside("b", "python3", "-c", FILE, "serve", "-", *words)) as server:
         server.wait_for("ready", 60)

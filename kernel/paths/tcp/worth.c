@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * worth.c - how many bytes a connection sends by TCP before it gets a lane: more than
+ * worth.c - how many bytes of a connection go by TCP before it gets a lane: more than
  * stream_after_bytes where the connections before it ended soon after they had got one.
  *
  * To open a lane and to end it takes milliseconds, in turns of both guests. A connection that
  * ends before so many bytes as stream_after_bytes have gone by its lane would have been faster
- * without it. Then the next ones of the same user to the same address and port send twice as many
- * bytes by TCP first, and so on, up to eight times as many, or stream_after_most. One whose lane
- * carries more ends that, and so does KNOWN_TIME in which none ends soon. A connection that has had
- * a lane does not wait for more. One that got its lane for its turns teaches nothing, since a
- * lane pays from its first exchanges on; nor does one whose lane stood for long, and cost nothing.
+ * without it. Then the next connections of the same user to the same address and port wait for
+ * twice as many bytes, and so on, for eight times as many at most, and never for more than
+ * stream_after_most. They wait for stream_after_bytes again when one has ended whose lane carried
+ * that many, or when none has ended soon for KNOWN_TIME. A connection that has had a lane does
+ * not wait for more. Nothing is learned of a connection that got its lane for its turns, since
+ * that lane pays from its first exchanges on, and of one that lasted for longer than SOON_TIME.
  *
  * What is known is a guess, which costs time if it is wrong, and no byte. Services of one place
  * in the table forget each other. Readers take no lock, and may see one service's key with
