@@ -790,6 +790,8 @@ static void lane_look(struct vmloop_lane *lane)
 	    vmloop_life_step(life->theirs) != VMLOOP_LIFE_OPEN) {
 		lane->their_reason = reason_of_peer(lane);
 		lane_shut(lane, VMLOOP_REASON_NONE);
+		/* The next look waits for RCU once for all lanes that a peer ends together. */
+		return;
 	}
 	if (lane->phase == VMLOOP_LANE_CLOSING && is_drained(lane)) {
 		lane_close(lane);

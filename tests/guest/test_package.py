@@ -249,6 +249,10 @@ def test_rules_of_the_stream_path(installed: Host) -> None:
         installed.run("systemctl restart vmloop-stream-rules", check=False)
         return installed.run("systemctl is-active vmloop-stream-rules", check=False).out.strip()
 
+    # Messages and policy.toml name the documents; a guest has the folder without the agent's package.
+    docs = "/usr/share/doc/vmloop/stream.md", "/usr/share/doc/vmloop-agent/agent.md"
+    assert {*docs, "/etc/vmloop"} <= set(installed.run("dpkg -L vmloop vmloop-agent").out.split())
+    assert "/etc/vmloop" in installed.run("dpkg -L vmloop").out.split()
     assert installed.run("systemctl is-enabled vmloop-stream-rules").out.strip() == "enabled"
     installed.run("printf 'tcp --port 22\\ntcp --port 5432-5433\\n' >/etc/vmloop/stream.rules")
     try:

@@ -81,6 +81,57 @@ def test_turns_without_waiting(stage: str, streams: Streams) -> None:
     assert streams.counter("reset") == 0
 
 
+TOGETHER = (
+    CONNECT
+    + """
+import threading
+size, threads, each = 1000, 4, 2
+whole = size * threads * each
+one.setblocking(True)
+batches = split = 0
+over = ends = False
+def stop(*_):
+    global ends
+    ends = True
+def send(mark):
+    while meet.wait() >= 0 and not over:
+        for _ in range(each):
+            assert one.send(bytes([mark]) * size) == size
+if role == 'run':
+    signal.signal(signal.SIGTERM, stop)
+    meet = threading.Barrier(threads + 1)
+    senders = [threading.Thread(target=send, args=(mark,)) for mark in range(threads)]
+    for sender in senders:
+        sender.start()
+    while not ends:
+        meet.wait()
+        assert one.recv(1) == b'.'
+        batches += 1
+    over = True
+    meet.wait()
+    for sender in senders:
+        sender.join()
+    one.shutdown(socket.SHUT_WR)
+while role == 'serve':
+    came = one.recv(whole, socket.MSG_WAITALL)
+    if not came:
+        break
+    batches += 1
+    split += any(len(set(came[at:at + size])) > 1 for at in range(0, whole, size))
+    one.sendall(b'.')
+print(batches, split, flush=True)
+"""
+)
+"""Threads send messages at the same time, no more than there is always room for, and the other end answers."""
+
+
+def test_threads_that_send(stage: str, streams: Streams) -> None:
+    """While connections go to lanes and back, a message of one thread has none of another's in it."""
+    for batches, split in to_lanes_and_back(streams, TOGETHER, PORT):
+        assert batches > 200 and not split, f"{split} of {batches} batches"
+    assert streams.counter("reset") == 0
+
+
 SEND = (
     CONNECT
     + """

@@ -80,7 +80,7 @@ bool stream_budget_take(enum stream_budget what, u8 peer, u32 size)
 	others = budget->all - budget->of[peer];
 	may = others < most && own <= (most - others) / 4 * SHARE;
 	if (may) {
-		budget->of[peer] += size;
+		WRITE_ONCE(budget->of[peer], budget->of[peer] + size);
 		WRITE_ONCE(budget->all, budget->all + size);
 	}
 	spin_unlock_bh(&budget->lock);
@@ -98,13 +98,13 @@ void stream_budget_give(enum stream_budget what, u8 peer, u32 size)
 	struct budget *budget = &budgets[what];
 
 	spin_lock_bh(&budget->lock);
-	budget->of[peer] -= size;
+	WRITE_ONCE(budget->of[peer], budget->of[peer] - size);
 	WRITE_ONCE(budget->all, budget->all - size);
 	spin_unlock_bh(&budget->lock);
 }
 
-/** stream_budget_taken() - how much of it all peers have, as a look tells */
-u64 stream_budget_taken(enum stream_budget what)
+/** stream_budget_taken() - how much of it a peer has, as a look tells */
+u64 stream_budget_taken(enum stream_budget what, u8 peer)
 {
-	return READ_ONCE(budgets[what].all);
+	return READ_ONCE(budgets[what].of[peer]);
 }

@@ -53,6 +53,12 @@ bool stream_may_make_anew(void)
 	return !(current->flags & (PF_KTHREAD | PF_IO_WORKER));
 }
 
+/** stream_ends_soon() - whether a call that cannot be made anew is to end soon: the module is to go */
+bool stream_ends_soon(void)
+{
+	return stream_leaving() && !(current->flags & PF_KTHREAD);
+}
+
 /**
  * stream_make_anew() - have a system call made anew, since it is not ours any more
  *
@@ -92,7 +98,9 @@ static int give_back(struct stream *stream, unsigned long time)
 		stream_leave(stream);
 		lock_sock(sk);
 		if (test_bit(STREAM_DEAD, &stream->flags) || stream_is_plain(stream)) {
+			spin_lock_bh(&sk->sk_lock.slock);
 			stream_release(stream);
+			spin_unlock_bh(&sk->sk_lock.slock);
 			err = stream_is_ours(sk) ? -EBUSY : 0;
 			release_sock(sk);
 			return err;
@@ -113,15 +121,24 @@ static bool may_make_anew(const struct sock *sk)
 	return READ_ONCE(sk->sk_prot) == base_of(sk) && stream_may_make_anew();
 }
 
+/* Whether a program is told of each call of TCP's: that its memory is free, or when it was sent. */
+static bool counts_calls(const struct sock *sk, const struct msghdr *msg)
+{
+	u32 times = READ_ONCE(sk->sk_tsflags);
+
+	/* A message may ask for its own time. */
+	return (msg->msg_flags & MSG_ZEROCOPY) ||
+	       (times & SOF_TIMESTAMPING_TX_RECORD_MASK) || (times && msg->msg_controllen);
+}
+
 static int do_sendmsg(struct sock *sk, struct msghdr *msg, size_t size)
 {
 	int users = srcu_read_lock(&stream_users);
 	struct stream *stream = stream_get(sk);
 	int done;
 
-	if (stream && (msg->msg_flags & MSG_ZEROCOPY) &&
-	    !(msg->msg_flags & MSG_DONTWAIT)) {
-		/* It counts calls of TCP's, of which we would make several, and waits in them. */
+	if (stream && counts_calls(sk, msg) && !(msg->msg_flags & MSG_DONTWAIT)) {
+		/* We would make several of TCP's, and TCP waits in them. */
 		done = give_back(stream, GIVE_TIME);
 		if (!done)
 			done = stream_may_make_anew() ? stream_make_anew() :
@@ -239,7 +256,7 @@ static bool has_enough(struct stream *stream)
 	u32 size, tail, seen, arrived;
 
 	lockdep_assert_held(&stream->lane_lock);
-	if (!stream->lane)
+	if (!stream->lane || stream_is_disconnected(stream->sk))
 		return false;
 	/* No more will come. */
 	if (stream_is_last(stream))
@@ -324,7 +341,9 @@ static bool call_memory_is_free(const struct sock *sk, int wake)
 	stream = stream_look(sk);
 	if (stream && READ_ONCE(stream->tx) != STREAM_TX_TCP) {
 		by_tcp = false;
+		/* Who has said that nothing follows can write, and is told so by EPIPE. */
 		is_free = READ_ONCE(stream->by_work) == current ||
+			   test_bit(STREAM_SHUT, &stream->flags) ||
 			   (READ_ONCE(stream->tx) == STREAM_TX_RING ?
 			   has_room(stream) : stream_pending_has_room(stream));
 	}
@@ -390,6 +409,9 @@ static __poll_t call_poll(struct file *file, struct socket *sock,
 		if (stream_is_at_end(stream))
 			mask |= EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
 		spin_unlock_bh(&stream->lane_lock);
+		/* The FIN that TCP is to send is the program's since its shutdown(). */
+		if (test_bit(STREAM_FIN, &stream->flags) && stream_is_shut_here(stream))
+			mask |= EPOLLHUP;
 		stream_put(stream);
 	}
 	srcu_read_unlock(&stream_users, users);
@@ -405,7 +427,7 @@ static int count_in(struct stream *stream, int by_tcp)
 	s32 before;
 
 	spin_lock_bh(&stream->lane_lock);
-	if (READ_ONCE(stream->heard)) {
+	if (READ_ONCE(stream->heard) && !stream_is_disconnected(stream->sk)) {
 		before = READ_ONCE(stream->seq) -
 			 READ_ONCE(tcp_sk(stream->sk)->copied_seq);
 		/* Behind that TCP has what is ours. A FIN counts as a byte. */
@@ -432,25 +454,60 @@ static u32 count_out(struct stream *stream)
 	return bytes;
 }
 
+/* So often at most SIOCINQ asks TCP anew. */
+#define ASKS	3
+
+/*
+ * SIOCINQ. Bytes that become TCP's between our look and TCP's must not be missing: a program takes
+ * a socket that can be read, and has none, for one at its end.
+ */
+static int ask_in(struct stream *stream, COMPAT_IOCTL_ARG arg)
+{
+	const struct vmloop_lane *lane;
+	int err, bytes, asks = ASKS;
+	bool heard;
+
+	do {
+		lane = READ_ONCE(stream->lane);
+		heard = READ_ONCE(stream->heard);
+		/* The work may not have made it TCP's yet. What it cannot, a reader cannot get. */
+		if (!skb_queue_empty_lockless(&stream->kept))
+			stream_merge_kept(stream);
+		err = base_of(stream->sk)->ioctl(stream->sk, SIOCINQ, arg);
+		if (!err)
+			err = compat_ioctl_answer(arg, &bytes);
+		if (err)
+			return err;
+		bytes = count_in(stream, bytes);
+	} while (--asks && (lane != READ_ONCE(stream->lane) || heard != READ_ONCE(stream->heard)));
+	return compat_ioctl_set_answer(arg, bytes);
+}
+
+/* SIOCOUTQ and SIOCOUTQNSD. */
+static int ask_out(struct stream *stream, int cmd, COMPAT_IOCTL_ARG arg)
+{
+	/* Before TCP is asked: bytes that become its own count twice rather than not at all. */
+	u32 out = count_out(stream);
+	int bytes, err;
+
+	err = base_of(stream->sk)->ioctl(stream->sk, cmd, arg);
+	if (!err)
+		err = compat_ioctl_answer(arg, &bytes);
+	return err ?: compat_ioctl_set_answer(arg, bytes + (int)out);
+}
+
 static int call_ioctl(struct sock *sk, int cmd, COMPAT_IOCTL_ARG arg)
 {
 	int users = srcu_read_lock(&stream_users);
 	struct stream *stream = NULL;
-	int err, bytes;
-	u32 out = 0;
+	int err;
 
 	if (cmd == SIOCINQ || cmd == SIOCOUTQ || cmd == SIOCOUTQNSD)
 		stream = stream_get(sk);
-	/* Before TCP is asked: bytes that become its own count twice rather than not at all. */
-	if (stream && cmd != SIOCINQ)
-		out = count_out(stream);
-	err = base_of(sk)->ioctl(sk, cmd, arg);
-	if (stream && !err)
-		err = compat_ioctl_answer(arg, &bytes);
-	if (stream && !err) {
-		bytes = cmd == SIOCINQ ? count_in(stream, bytes) : bytes + (int)out;
-		err = compat_ioctl_set_answer(arg, bytes);
-	}
+	if (!stream)
+		err = base_of(sk)->ioctl(sk, cmd, arg);
+	else
+		err = cmd == SIOCINQ ? ask_in(stream, arg) : ask_out(stream, cmd, arg);
 	if (stream)
 		stream_put(stream);
 	srcu_read_unlock(&stream_users, users);
@@ -529,6 +586,22 @@ static int call_set_peek_off(struct sock *sk, int offset)
 
 	if (!err)
 		err = base_ops_of(sk)->set_peek_off(sk, offset);
+	srcu_read_unlock(&stream_users, users);
+	return err;
+}
+
+/* TCP tells a program of the bytes that are enough now; of its own ones. The socket is locked. */
+static int call_set_rcvlowat(struct sock *sk, int bytes)
+{
+	int users = srcu_read_lock(&stream_users);
+	struct stream *stream = stream_get(sk);
+	int err = base_ops_of(sk)->set_rcvlowat(sk, bytes);
+
+	if (stream) {
+		if (!err && is_readable(stream))
+			stream->data_ready(sk);
+		stream_put(stream);
+	}
 	srcu_read_unlock(&stream_users, users);
 	return err;
 }
@@ -828,6 +901,7 @@ static const struct proto_ops our_ops = {
 	.shutdown = call_shutdown,
 	.splice_read = call_splice_read,
 	.set_peek_off = call_set_peek_off,
+	.set_rcvlowat = call_set_rcvlowat,
 #ifdef CONFIG_MMU
 	.mmap = call_socket_mmap,
 #endif
@@ -859,6 +933,8 @@ static void put_calls(unsigned int family, const struct proto *calls, const stru
 	WRITE_ONCE(to_ops->splice_read, ops->splice_read);
 	if (stream_base_ops[family]->set_peek_off)
 		WRITE_ONCE(to_ops->set_peek_off, ops->set_peek_off);
+	if (stream_base_ops[family]->set_rcvlowat)
+		WRITE_ONCE(to_ops->set_rcvlowat, ops->set_rcvlowat);
 #ifdef CONFIG_MMU
 	WRITE_ONCE(to_ops->mmap, ops->mmap);
 #endif

@@ -79,7 +79,7 @@ int stream_lane_open(struct vmloop_lane *lane)
 	stream->swings = 0;
 	stream->swings_most = STREAM_SWINGS;
 	WRITE_ONCE(stream->closed, false);
-	stream->kept_bytes = 0;
+	stream->kept_paid = 0;
 	stream->kept_most = 0;
 	stream->kept_since = 0;
 	stream->room = STREAM_ROOM;

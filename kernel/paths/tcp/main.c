@@ -73,12 +73,12 @@ unsigned int stream_owner_share = 75;
 module_param_cb(owner_share, &owner_share_ops, &stream_owner_share, 0644);
 MODULE_PARM_DESC(owner_share, "percent of a channel's memory for lanes, of what others leave of it, that one user's connections may have, and one cgroup's, from 1 to 100 (100: all)");
 
-/* Whoever looks after a guest by ssh does not want to lose it to an experiment. */
+/* An administrator by ssh must not lose the guest to an experiment. */
 unsigned int stream_left_out[STREAM_LEFT_OUT_MAX] = { 22 };
 unsigned int stream_left_out_count = 1;
 module_param_array_named(left_out, stream_left_out, uint, &stream_left_out_count,
 			 0444);
-MODULE_PARM_DESC(left_out, "ports, of either end, whose connections stay on TCP: the rules to begin with (0: none)");
+MODULE_PARM_DESC(left_out, "ports, of either end, whose connections stay on TCP: the rules to begin with (65535 at most; 0: none)");
 
 atomic64_t stream_counters[STREAM_COUNTERS];
 
@@ -95,13 +95,13 @@ module_param_cb(taken, &counter_ops, &stream_counters[STREAM_TAKEN], 0444);
 MODULE_PARM_DESC(taken, "sockets that were taken over");
 
 module_param_cb(paired, &counter_ops, &stream_counters[STREAM_PAIRED], 0444);
-MODULE_PARM_DESC(paired, "ends of connections that got a lane");
+MODULE_PARM_DESC(paired, "lanes that came up for a connection, one after the other counted each");
 
 module_param_cb(back, &counter_ops, &stream_counters[STREAM_BACK], 0444);
-MODULE_PARM_DESC(back, "of those, the ones whose lane ended while TCP went on");
+MODULE_PARM_DESC(back, "of those, the ones that ended while TCP went on");
 
 module_param_cb(reset, &counter_ops, &stream_counters[STREAM_RESET], 0444);
-MODULE_PARM_DESC(reset, "connections that were reset: nobody knew what had arrived");
+MODULE_PARM_DESC(reset, "connections that the module reset, since a peer did not answer, or memory for what it had not confirmed had run out (docs/stream.md)");
 
 module_param_cb(tx_bytes, &counter_ops, &stream_counters[STREAM_TX_BYTES], 0444);
 MODULE_PARM_DESC(tx_bytes, "bytes that were sent by lanes");

@@ -177,14 +177,36 @@ bool stream_leads_to(struct stream *stream, u64 peer)
 			after(READ_ONCE(tp->rcv_nxt), stream->maybe_room);
 	if (known) {
 		WRITE_ONCE(stream->peer, peer);
-		stream->maybe = 0;
+		WRITE_ONCE(stream->maybe, 0);
 	} else if (stream->maybe != peer) {
-		stream->maybe = peer;
+		WRITE_ONCE(stream->maybe, peer);
 		stream->maybe_sent = READ_ONCE(tp->write_seq);
 		stream->maybe_room = READ_ONCE(tp->rcv_wup) + READ_ONCE(tp->rcv_wnd);
 	}
 	spin_unlock_bh(&stream->lane_lock);
 	return known;
+}
+
+/**
+ * stream_forget_maybe() - the peer that was to show that it has the packets is not there any more
+ * @stream: the stream; looked at each STREAM_IDLE_LOOK
+ *
+ * Acknowledgments of the right one, which has the address again, must not speak for it.
+ */
+void stream_forget_maybe(struct stream *stream)
+{
+	u64 peer;
+	int found;
+
+	if (!READ_ONCE(stream->maybe))
+		return;
+	found = peer_now(stream->sk, &peer);
+	if (found < 0)
+		return;	/* not known before TCP sends again */
+	spin_lock_bh(&stream->lane_lock);
+	if (!found || stream->maybe != peer)
+		WRITE_ONCE(stream->maybe, 0);
+	spin_unlock_bh(&stream->lane_lock);
 }
 
 /**

@@ -94,37 +94,39 @@ void stream_unsent_copy(struct stream *stream)
 	}
 }
 
-/* Where the next byte goes: its part, or NULL if there is no room. */
-static u8 **part_of(struct stream *stream, u32 size)
-{
-	u32 at = size / STREAM_PENDING_PART;
-
-	return at < STREAM_PENDING_PARTS ? &stream->pending[at] : NULL;
-}
-
-/* How many bytes were copied; -EAGAIN: there is no room; -EFAULT: fault memory in. */
+/*
+ * How many bytes were copied; -EAGAIN: there is no room; -EFAULT: fault memory in. All that has
+ * room goes at once: another thread's bytes are before it, or behind it.
+ */
 static int add(struct stream *stream, struct msghdr *msg, size_t size)
 {
-	u32 offset = stream->pending_size % STREAM_PENDING_PART;
-	u32 most = STREAM_PENDING_PARTS * STREAM_PENDING_PART;
-	size_t room, copied;
-	u8 *to;
+	u32 most = STREAM_PENDING_MOST, at, room;
+	size_t done = 0, copied;
+	bool fault = false;
+	u8 *part;
 
 	lockdep_assert_held(&stream->tx_ring);
 	/* It is to fit into the ring, which will be empty. */
 	if (stream->tx == STREAM_TX_SAID)
 		most = min(most, stream->held->tx.size);
-	if (stream->pending_size >= most)
-		return -EAGAIN;
-	to = *part_of(stream, stream->pending_size);
-	room = min3(size, (size_t)(most - stream->pending_size),
-		    (size_t)(STREAM_PENDING_PART - offset));
-	pagefault_disable();
-	copied = copy_from_iter(to + offset, room, &msg->msg_iter);
-	pagefault_enable();
-	/* Pairs with the acquire in stream_pending_by_tcp(): the bytes are there. */
-	smp_store_release(&stream->pending_size, stream->pending_size + copied);
-	return copied ? (int)copied : -EFAULT;
+	while (!fault && done < size && stream->pending_size < most) {
+		at = stream->pending_size % STREAM_PENDING_PART;
+		part = stream->pending[stream->pending_size / STREAM_PENDING_PART];
+		if (!part)
+			break;
+		room = min3(size - done, (size_t)(most - stream->pending_size),
+			    (size_t)(STREAM_PENDING_PART - at));
+		pagefault_disable();
+		copied = copy_from_iter(part + at, room, &msg->msg_iter);
+		pagefault_enable();
+		fault = copied < room;
+		done += copied;
+		/* Pairs with the acquire in stream_pending_by_tcp(): the bytes are there. */
+		smp_store_release(&stream->pending_size, stream->pending_size + copied);
+	}
+	if (done)
+		return done;
+	return fault ? -EFAULT : -EAGAIN;
 }
 
 static bool is_carried_by_nothing(const struct stream *stream)
@@ -147,6 +149,43 @@ void stream_pending_refuse(struct stream *stream)
 	mutex_unlock(&stream->tx_ring);
 }
 
+/*
+ * Memory for the parts that so many bytes take, of those that are not there. Returns the index of
+ * the first for which there is none, or STREAM_PENDING_PARTS.
+ */
+static unsigned int alloc_parts(struct stream *stream, u8 peer, u32 size, u8 **memory)
+{
+	u32 from = READ_ONCE(stream->pending_size), i;
+	u32 to = min(from + size, STREAM_PENDING_MOST);
+
+	for (i = from / STREAM_PENDING_PART; i * STREAM_PENDING_PART < to; i++) {
+		if (READ_ONCE(stream->pending[i]))
+			continue;
+		memory[i] = pending_alloc(peer);
+		if (!memory[i])
+			return i;
+	}
+	return STREAM_PENDING_PARTS;
+}
+
+/* What is used of that leaves @memory. All parts count for the peer of the first. */
+static void put_parts(struct stream *stream, u8 peer, u8 **memory)
+{
+	unsigned int i;
+
+	lockdep_assert_held(&stream->tx_ring);
+	if (memory[0] && !stream->pending[0])
+		WRITE_ONCE(stream->pending_peer, peer);
+	else if (!stream->pending[0] || stream->pending_peer != peer)
+		return;
+	for (i = 0; i < STREAM_PENDING_PARTS; i++) {
+		if (!memory[i] || stream->pending[i])
+			continue;
+		WRITE_ONCE(stream->pending[i], memory[i]);
+		memory[i] = NULL;
+	}
+}
+
 /**
  * stream_pending_add() - take from a program what nothing carries yet
  * @stream: the stream
@@ -158,28 +197,24 @@ void stream_pending_refuse(struct stream *stream)
  */
 int stream_pending_add(struct stream *stream, struct msghdr *msg, size_t size)
 {
-	u8 **part = part_of(stream, READ_ONCE(stream->pending_size));
-	bool tries = part && !READ_ONCE(*part) && !READ_ONCE(stream->pending_refused);
 	u8 peer = READ_ONCE(stream->pending[0]) ? READ_ONCE(stream->pending_peer) :
 						  stream_budget_peer(stream);
+	unsigned int failed = STREAM_PENDING_PARTS, at, i;
+	u8 *memory[STREAM_PENDING_PARTS] = {};
 	struct sock *sk = stream->sk;
-	u8 *memory = NULL;
 	int done = 0;
 
+	size = min_t(size_t, size, STREAM_PENDING_MOST);
 	/* Memory in a cgroup at its limit takes a while, and the core waits for the mutex. */
-	if (tries)
-		memory = pending_alloc(peer);
+	if (!READ_ONCE(stream->pending_refused))
+		failed = alloc_parts(stream, peer, size, memory);
+	fault_in_iov_iter_readable(&msg->msg_iter, size);
 	mutex_lock(&stream->tx_ring);
-	part = part_of(stream, stream->pending_size);
-	if (is_carried_by_nothing(stream) && part && !*part && tries) {
-		if (part == stream->pending)
-			WRITE_ONCE(stream->pending_peer, peer);
-		if (!memory) {
+	at = stream->pending_size / STREAM_PENDING_PART;
+	if (is_carried_by_nothing(stream)) {
+		put_parts(stream, peer, memory);
+		if (at < STREAM_PENDING_PARTS && at == failed && !stream->pending[at])
 			WRITE_ONCE(stream->pending_refused, true);
-		} else if (stream->pending_peer == peer) {
-			WRITE_ONCE(*part, memory);
-			memory = NULL;
-		}
 	}
 	if (!is_carried_by_nothing(stream))
 		done = 0;
@@ -189,13 +224,14 @@ int stream_pending_add(struct stream *stream, struct msghdr *msg, size_t size)
 		 test_bit(STREAM_SHUT, &stream->flags) ||
 		 !stream_may_send(sk))
 		done = -EPIPE;
-	else if (!part || stream->pending_refused)
+	else if (at == STREAM_PENDING_PARTS || stream->pending_refused)
 		done = -EAGAIN;
-	else if (*part)
+	else if (stream->pending[at])
 		done = add(stream, msg, size);
 	/* Else it has been carried meanwhile, and what we have tried was for another time. */
 	mutex_unlock(&stream->tx_ring);
-	pending_free(peer, memory);
+	for (i = 0; i < STREAM_PENDING_PARTS; i++)
+		pending_free(peer, memory[i]);
 	if (done == -EFAULT && fault_in_iov_iter_readable(&msg->msg_iter, 1) == 0)
 		done = 0;
 	return done;

@@ -126,9 +126,12 @@ bool stream_took_back(struct stream *stream)
 	return is_ahead && (s32)(promised - vmloop_ring_seen(rx)) > 0;
 }
 
-/* The caller has rx_ring. */
+/*
+ * The caller has rx_ring. @faults: so many bytes more may be there, for which the program's memory
+ * has to be faulted in.
+ */
 static int get(struct stream *stream, struct msghdr *msg, size_t size, int flags,
-	       bool ask)
+	       bool ask, size_t *faults)
 {
 	struct vmloop_lane *lane = stream->held;
 	u32 part = stream_part(lane->rx.size);
@@ -154,6 +157,10 @@ static int get(struct stream *stream, struct msghdr *msg, size_t size, int flags
 		if (vmloop_ring_consume_publish(&lane->rx))
 			vmloop_lane_ring(lane);
 	}
+	/* No more than there are bytes for: the rest of a large buffer may never be used. */
+	if (fault)
+		*faults = clamp_t(size_t, lane->rx.head - lane->rx.tail - (peeks ? done : 0),
+				  1, size - done);
 	if (!peeks && done) {
 		WRITE_ONCE(stream->got, stream->got + done);
 		stream_count(STREAM_RX_BYTES, done);
@@ -229,6 +236,13 @@ static int nothing(struct stream *stream, bool end, bool last)
 	return end ? 0 : -EAGAIN;
 }
 
+/* TCP's recvmsg(), which does not wait. */
+static int receive_now(struct stream *stream, struct msghdr *msg, size_t size, int flags)
+{
+	return compat_recvmsg(stream_base[stream->family], stream->sk, msg, size,
+			      (flags & ~MSG_WAITALL) | MSG_DONTWAIT);
+}
+
 static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int flags)
 {
 	enum source source;
@@ -236,7 +250,9 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int fl
 	u32 limit = 0;
 	int got;
 
-	if (mutex_lock_interruptible(&stream->rx_mutex))
+	/* Another call of TCP's has it, for as long as TCP would keep this one waiting. */
+	if (flags & MSG_DONTWAIT ? mutex_lock_killable(&stream->rx_mutex) :
+				   mutex_lock_interruptible(&stream->rx_mutex))
 		return -ERESTARTSYS;
 	mutex_lock(&stream->rx_ring);
 	/* Pairs with the release in stream_lane_open(). */
@@ -256,8 +272,7 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int fl
 			got = -EPIPE;
 			break;
 		}
-		got = compat_recvmsg(stream_base[stream->family], stream->sk, msg,
-				     size, (flags & ~MSG_WAITALL) | MSG_DONTWAIT);
+		got = receive_now(stream, msg, size, flags);
 		break;
 	default:
 		got = -ERESTART;
@@ -294,23 +309,44 @@ static int from_kept(struct stream *stream)
 }
 
 /*
+ * The ring has more than the program's memory could take with page faults off. Whether that is to
+ * be tried again: bytes that were only looked at are looked at once more, from @start on.
+ */
+static bool fault_in(struct msghdr *msg, const struct iov_iter *start, int got, size_t size,
+		     int flags)
+{
+	if (got != -EFAULT && !(flags & MSG_PEEK))
+		return false;
+	if (fault_in_iov_iter_writeable(&msg->msg_iter, size) == size)
+		return false;
+	if (flags & MSG_PEEK)
+		msg->msg_iter = *start;
+	return true;
+}
+
+/*
  * Once. Bytes, 0 at the end, -ERESTART: look again, or another negative errno. With
  * @ask, and where there is nothing, whoever sleeps is told of what comes.
  */
 static int receive_once(struct stream *stream, struct msghdr *msg, size_t size,
 			int flags, bool ask)
 {
+	struct iov_iter start = msg->msg_iter;
 	int got = -ERESTART;
+	size_t faults = 0;
 	bool kept, last;
 	u32 limit;
 
 	if (stream_is_anothers(stream))
 		return -EPIPE;
+	/* TCP has thrown away what had come, and so do we. */
+	if (stream_is_disconnected(stream->sk))
+		return receive_now(stream, msg, size, flags);
 	mutex_lock(&stream->rx_ring);
 	last = stream_is_last(stream);
 	switch (source_of(stream, &limit)) {
 	case FROM_RING:
-		got = get(stream, msg, size, flags, ask);
+		got = get(stream, msg, size, flags, ask, &faults);
 		if (!got && size)
 			got = -ERESTART;
 		if (got == -EAGAIN)
@@ -327,7 +363,7 @@ static int receive_once(struct stream *stream, struct msghdr *msg, size_t size,
 		return by_tcp(stream, msg, size, flags);
 	}
 	mutex_unlock(&stream->rx_ring);
-	if (got == -EFAULT && !fault_in_iov_iter_writeable(&msg->msg_iter, 1))
+	if (faults && fault_in(msg, &start, got, faults, flags))
 		got = -ERESTART;
 	return got;
 }
@@ -362,6 +398,29 @@ static bool may_see_more(const struct stream *stream)
 	       !test_bit(STREAM_AT_END, &stream->flags) && !stream_is_last(stream);
 }
 
+/* How far a call has written what there is beside the bytes: SO_TIMESTAMP and the like. */
+struct control {
+	void *at;
+	size_t left;
+	unsigned int flags;
+};
+
+static struct control control_of(const struct msghdr *msg)
+{
+	return (struct control){
+		.at = msg->msg_control,
+		.left = msg->msg_controllen,
+		.flags = msg->msg_flags,
+	};
+}
+
+static void set_control(struct msghdr *msg, const struct control *control)
+{
+	msg->msg_control = control->at;
+	msg->msg_controllen = control->left;
+	msg->msg_flags = control->flags;
+}
+
 /**
  * stream_receive() - recvmsg() of a socket that was taken over
  * @stream: its stream
@@ -374,14 +433,14 @@ static bool may_see_more(const struct stream *stream)
 int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int flags)
 {
 	DEFINE_WAIT_FUNC(wait, woken_wake_function);
-	const struct proto *base = stream_base[stream->family];
 	struct sock *sk = stream->sk;
-	bool waits = false, ask = false;
+	bool waits = false, ask = false, is_rest = false;
 	int got, disconnects = compat_disconnects(sk);
 	size_t done = 0, seen = 0, target;
+	struct control given = control_of(msg), had;
+	long left, most, rest;
 	struct iov_iter to;
 	u64 began = 0;
-	long left;
 
 	target = sock_rcvlowat(sk, flags & MSG_WAITALL, size);
 	left = sock_rcvtimeo(sk, flags & MSG_DONTWAIT);
@@ -389,9 +448,19 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 		/* What TCP would say of it, it says at the next call. */
 		if (done && READ_ONCE(sk->sk_err))
 			break;
+		if (is_rest && compat_disconnects(sk) != disconnects) {
+			got = -EPIPE;
+			break;
+		}
 		if (flags & MSG_PEEK)
 			to = msg->msg_iter;
-		got = receive_once(stream, msg, size - done, flags, ask);
+		/* Of several calls of TCP's the last one says what there is beside the bytes. */
+		had = control_of(msg);
+		set_control(msg, &given);
+		got = is_rest ? receive_now(stream, msg, size - done, flags) :
+				receive_once(stream, msg, size - done, flags, ask);
+		if (got < 0 || (!got && done))
+			set_control(msg, &had);
 		if (got > 0 && (flags & MSG_PEEK) && got < target && left && may_see_more(stream)) {
 			/* All of it anew when more has come. */
 			msg->msg_iter = to;
@@ -442,19 +511,21 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 			got = sock_intr_errno(left);
 			break;
 		}
-		if (!stream_is_ours(sk) || test_bit(STREAM_DEAD, &stream->flags)) {
-			if (done)
-				break;
-			if (stream_is_anothers(stream))
-				got = -EPIPE;
-			else if (stream_may_make_anew())
-				got = stream_make_anew();
-			else
-				got = compat_recvmsg(base, sk, msg, size - done, flags);
+		if (!is_rest &&
+		    (!stream_is_ours(sk) || test_bit(STREAM_DEAD, &stream->flags))) {
+			is_rest = !stream_is_anothers(stream) &&
+				  (done || !stream_may_make_anew());
+			if (is_rest)
+				continue;
+			got = stream_is_anothers(stream) ? -EPIPE : stream_make_anew();
 			break;
 		}
+		if (is_rest && stream_ends_soon())
+			left = min(left, STREAM_REST_TIME);
+		most = is_rest ? min(left, STREAM_REST_LOOK) : left;
 		sk_set_bit(SOCKWQ_ASYNC_WAITDATA, sk);
-		left = wait_woken(&wait, TASK_INTERRUPTIBLE, left);
+		rest = wait_woken(&wait, TASK_INTERRUPTIBLE, most);
+		left = left == MAX_SCHEDULE_TIMEOUT ? left : left - most + rest;
 		sk_clear_bit(SOCKWQ_ASYNC_WAITDATA, sk);
 		/* As sk_wait_event(). */
 		if (compat_disconnects(sk) != disconnects) {
@@ -464,6 +535,8 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 	}
 	if (waits)
 		remove_wait_queue(sk_sleep(sk), &wait);
+	if (is_rest && got == -EAGAIN && stream_ends_soon())
+		got = -ERESTARTSYS;
 	/* It was looked at, and nothing came then; or the call is made anew. */
 	if (!done && got <= 0 && got != -ERESTARTNOINTR)
 		done = seen;

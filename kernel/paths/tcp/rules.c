@@ -376,7 +376,7 @@ int stream_rule_list(struct sk_buff *skb, struct netlink_callback *cb)
 /**
  * stream_rules_init() - the rules to begin with: of the ports that are left out
  *
- * Return: 0 or -ENOMEM.
+ * Return: 0, -ENOMEM, or -EINVAL if `left_out` has a number that is no port's.
  */
 int stream_rules_init(void)
 {
@@ -384,8 +384,13 @@ int stream_rules_init(void)
 	unsigned int i;
 
 	for (i = 0; i < stream_left_out_count; i++) {
+		if (stream_left_out[i] > U16_MAX) {
+			pr_err("vmloop_tcp: left_out: %u is no port\n", stream_left_out[i]);
+			stream_rules_exit();
+			return -EINVAL;
+		}
 		/* `left_out=0` leaves out nothing. */
-		if (!stream_left_out[i] || stream_left_out[i] > U16_MAX)
+		if (!stream_left_out[i])
 			continue;
 		rule = kzalloc(sizeof(*rule), GFP_KERNEL);
 		if (!rule) {

@@ -21,6 +21,9 @@
 /* In jiffies: when to try TCP again that has room, and no memory. */
 #define MEMORY_TIME	((long)HZ / 20)
 
+/* So many of a call's bytes have their memory faulted in before the ring is locked. */
+#define READY_BYTES	(256U << 10)
+
 /* Show the peer what is in the ring. The caller has tx_ring. */
 static void show(struct stream *stream)
 {
@@ -192,26 +195,40 @@ static int send_page(struct stream *stream, struct msghdr *msg, size_t size)
 }
 #endif
 
+/* As sk_stream_error(): an error of the connection's goes before. */
+static int error_of_end(struct stream *stream)
+{
+	return stream_is_anothers(stream) ? -EPIPE : sock_error(stream->sk) ?: -EPIPE;
+}
+
+/* TCP's sendmsg(), which does not wait, and says nothing by a signal. */
+static int send_now(struct stream *stream, struct msghdr *msg, size_t size)
+{
+	unsigned int flags = msg->msg_flags;
+	int done;
+
+	msg->msg_flags |= MSG_DONTWAIT | MSG_NOSIGNAL;
+	done = stream_base[stream->family]->sendmsg(stream->sk, msg, size);
+	msg->msg_flags = flags;
+	return done;
+}
+
 static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size)
 {
 	unsigned int flags = msg->msg_flags;
 	int done = 0;
 
-	if (mutex_lock_interruptible(&stream->tx_mutex))
+	/* Another call of TCP's has it, for as long as TCP would keep this one waiting. */
+	if (flags & MSG_DONTWAIT ? mutex_lock_killable(&stream->tx_mutex) :
+				   mutex_lock_interruptible(&stream->tx_mutex))
 		return -ERESTARTSYS;
 	/* The peer's program may have been told that nothing follows. */
 	if (test_bit(STREAM_SHUT, &stream->flags) || stream_is_anothers(stream)) {
-		done = -EPIPE;
+		done = error_of_end(stream);
 	} else if (READ_ONCE(stream->tx) == STREAM_TX_TCP) {
 		note_more(stream, flags & MSG_MORE, flags & STREAM_IS_FILE);
-		if (flags & STREAM_IS_PAGE) {
-			done = send_page(stream, msg, size);
-		} else {
-			msg->msg_flags |= MSG_DONTWAIT | MSG_NOSIGNAL;
-			done = stream_base[stream->family]->sendmsg(stream->sk,
-								    msg, size);
-			msg->msg_flags = flags;
-		}
+		done = flags & STREAM_IS_PAGE ? send_page(stream, msg, size) :
+						send_now(stream, msg, size);
 	}
 	mutex_unlock(&stream->tx_mutex);
 	if (done > 0)
@@ -225,7 +242,7 @@ static int send_once(struct stream *stream, struct msghdr *msg, size_t size,
 {
 	/* The FIN is on its way, or the connection is another one by now. */
 	if (test_bit(STREAM_SHUT, &stream->flags) || stream_is_anothers(stream))
-		return -EPIPE;
+		return error_of_end(stream);
 	if (READ_ONCE(stream->tx) == STREAM_TX_TCP) {
 		/* A reader that skips an urgent byte reads on behind it, where a lane may begin. */
 		if (msg->msg_flags & MSG_OOB)
@@ -268,14 +285,14 @@ static bool is_full(struct stream *stream)
 }
 
 /*
- * Sleep until there may be room. Returns what is left of the time. @had_room: TCP had room the
- * last time as well, and took nothing.
+ * Sleep until there may be room, for @most at most. Returns what is left of the time. @had_room:
+ * TCP had room the last time as well, and took nothing.
  */
 static long wait_for_space(struct stream *stream, struct wait_queue_entry *wait, long left,
-			   bool *had_room)
+			   long most, bool *had_room)
 {
 	bool has_room, no_memory;
-	long most = left, rest;
+	long rest;
 
 	wants_space(stream->sk);
 	has_room = READ_ONCE(stream->tx) == STREAM_TX_TCP && !is_full(stream);
@@ -289,11 +306,22 @@ static long wait_for_space(struct stream *stream, struct wait_queue_entry *wait,
 	 * again after a while, too (sk_stream_wait_memory()).
 	 */
 	if (no_memory) {
-		most = min(left, MEMORY_TIME);
+		most = min(most, MEMORY_TIME);
 		wait->flags &= ~WQ_FLAG_WOKEN;
 	}
 	rest = wait_woken(wait, TASK_INTERRUPTIBLE, most);
 	return left == MAX_SCHEDULE_TIMEOUT ? left : left - most + rest;
+}
+
+/* What TCP would say of control messages, of which lanes carry none. */
+static int check_control(struct sock *sk, struct msghdr *msg)
+{
+	struct sockcm_cookie cookie;
+
+	if (!msg->msg_controllen)
+		return 0;
+	sockcm_init(&cookie, sk);
+	return sock_cmsg_send(sk, msg, &cookie) ? -EINVAL : 0;
 }
 
 /**
@@ -307,14 +335,18 @@ static long wait_for_space(struct stream *stream, struct wait_queue_entry *wait,
 int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 {
 	DEFINE_WAIT_FUNC(wait, woken_wake_function);
-	const struct proto *base = stream_base[stream->family];
 	struct sock *sk = stream->sk;
-	bool waits = false, ask = false, had_room = false;
+	bool waits = false, ask = false, had_room = false, is_rest = false;
 	int err, disconnects = compat_disconnects(sk);
 	size_t done = 0;
 	u64 began = 0;
 	long left;
 
+	if (READ_ONCE(stream->tx) != STREAM_TX_TCP) {
+		err = check_control(sk, msg);
+		if (err)
+			return err;
+	}
 	left = sock_sndtimeo(sk, msg->msg_flags & MSG_DONTWAIT);
 	/* Once at least: nothing can be sent, too. */
 	for (;;) {
@@ -322,7 +354,16 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 		if (done && (READ_ONCE(sk->sk_err) ||
 			     (READ_ONCE(sk->sk_shutdown) & SEND_SHUTDOWN)))
 			break;
-		err = send_once(stream, msg, size - done, ask);
+		if (is_rest && compat_disconnects(sk) != disconnects) {
+			err = -EPIPE;
+			break;
+		}
+		/* TCP with room takes a call's bytes without another thread's among them. */
+		if (!done && !ask && READ_ONCE(stream->tx) == STREAM_TX_RING)
+			fault_in_iov_iter_readable(&msg->msg_iter,
+						   min_t(size_t, size, READY_BYTES));
+		err = is_rest ? send_now(stream, msg, size - done) :
+				send_once(stream, msg, size - done, ask);
 		if (err >= 0) {
 			done += err;
 			had_room = false;
@@ -365,18 +406,19 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 			err = sock_intr_errno(left);
 			break;
 		}
-		if (!stream_is_ours(sk) || test_bit(STREAM_DEAD, &stream->flags)) {
-			if (done)
-				break;
-			if (stream_is_anothers(stream))
-				err = -EPIPE;
-			else if (stream_may_make_anew())
-				err = stream_make_anew();
-			else
-				err = base->sendmsg(sk, msg, size - done);
+		if (!is_rest &&
+		    (!stream_is_ours(sk) || test_bit(STREAM_DEAD, &stream->flags))) {
+			is_rest = !stream_is_anothers(stream) &&
+				  (done || !stream_may_make_anew());
+			if (is_rest)
+				continue;
+			err = stream_is_anothers(stream) ? -EPIPE : stream_make_anew();
 			break;
 		}
-		left = wait_for_space(stream, &wait, left, &had_room);
+		if (is_rest && stream_ends_soon())
+			left = min(left, STREAM_REST_TIME);
+		left = wait_for_space(stream, &wait, left,
+				      is_rest ? min(left, STREAM_REST_LOOK) : left, &had_room);
 		/* As sk_wait_event(), and sk_stream_error(). */
 		if (compat_disconnects(sk) != disconnects) {
 			lock_sock(sk);	/* TCP says there what its error is */
@@ -387,6 +429,8 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 	}
 	if (waits)
 		remove_wait_queue(sk_sleep(sk), &wait);
+	if (is_rest && err == -EAGAIN && stream_ends_soon())
+		err = -ERESTARTSYS;
 	if (done) {
 		stream_keep_error(stream, err);
 		return done;

@@ -184,6 +184,7 @@ enum stream_budget {
 /* What programs send while nothing carries a stream is kept in so many parts, of so many bytes. */
 #define STREAM_PENDING_PARTS	4
 #define STREAM_PENDING_PART	4096U
+#define STREAM_PENDING_MOST	(STREAM_PENDING_PARTS * STREAM_PENDING_PART)
 
 /* A larger ring is made after the ring was so often full, and empty a moment later. */
 #define STREAM_SWINGS		1
@@ -309,8 +310,8 @@ struct stream_spin {
  * @got: bytes of the application's that came by the ring
  * @kept: of those, the ones that the application had not read when the ring went, and
  *	that are not TCP's yet
- * @kept_bytes: how many were kept in the life of the lane
- * @kept_most: how many may be kept: twice what the lane's rings could hold at once
+ * @kept_paid: bytes of memory that those took which were kept in the life of the lane
+ * @kept_most: about how many they may take
  * @kept_memory: what those in @kept take, in bytes
  * @kept_peer: whom that counts for
  * @kept_next: how far TCP was when it last came nearer to those, or they became fewer; of
@@ -429,7 +430,7 @@ struct stream {
 	bool closed;
 	u64 got;
 	struct sk_buff_head kept;
-	u32 kept_bytes;
+	u32 kept_paid;
 	u32 kept_most;
 	long kept_memory;
 	u8 kept_peer;
@@ -545,6 +546,12 @@ static inline bool stream_is_reset(const struct sock *sk)
 	return inet_sk_state_load(sk) == TCP_CLOSE && !sock_flag(sk, SOCK_DONE);
 }
 
+/* Whether the program has disconnected it: connect() to AF_UNSPEC. TCP answers all calls then. */
+static inline bool stream_is_disconnected(const struct sock *sk)
+{
+	return inet_sk_state_load(sk) == TCP_CLOSE && !READ_ONCE(inet_sk(sk)->inet_dport);
+}
+
 /* Whether the connection is in a state in which TCP sends what a program has. */
 static inline bool stream_may_send(const struct sock *sk)
 {
@@ -590,6 +597,15 @@ static inline bool stream_follows_fin(const struct stream *stream)
 	       READ_ONCE(stream->sk->sk_state) == TCP_ESTABLISHED &&
 	       time_before(jiffies, READ_ONCE(stream->since) + STREAM_FIN_TIME);
 }
+
+/*
+ * Where a socket becomes the kernel's amid a call that cannot be made anew, since it has done a
+ * part or is no program's thread, the call goes on by TCP. Once the module is to go it waits for so
+ * long at most, in jiffies, which it sees so often. The module waits for a thread of the kernel's:
+ * its socket would be lost by an error.
+ */
+#define STREAM_REST_TIME	(2L * HZ)
+#define STREAM_REST_LOOK	((long)HZ / 4)
 
 /* After so long a program that has said so sends no more, as sendfile() beyond a file's end. */
 #define STREAM_MORE_TIME	HZ
@@ -711,6 +727,7 @@ void stream_listen_exit(void);
 void stream_calls_init(unsigned int family);
 void stream_calls_exit(unsigned int family);
 bool stream_may_make_anew(void);
+bool stream_ends_soon(void);
 int stream_make_anew(void);
 
 /* pair.c */
@@ -718,6 +735,7 @@ extern const struct vmloop_path stream_path;
 bool stream_peer_of(const struct sock *sk, u64 *peer);
 bool stream_peer_now(const struct sock *sk, u64 *peer);
 bool stream_leads_to(struct stream *stream, u64 peer);
+void stream_forget_maybe(struct stream *stream);
 bool stream_is_elsewhere(const struct stream *stream);
 int stream_way(const struct sock *sk);
 bool stream_has_option(const struct sock *sk);
@@ -776,7 +794,7 @@ int stream_merge_cut(struct sock *sk, u32 seq, u32 size);
 u8 stream_budget_peer(const struct stream *stream);
 bool stream_budget_take(enum stream_budget what, u8 peer, u32 size);
 void stream_budget_give(enum stream_budget what, u8 peer, u32 size);
-u64 stream_budget_taken(enum stream_budget what);
+u64 stream_budget_taken(enum stream_budget what, u8 peer);
 
 /* pending.c; process context, but for has_room and bytes */
 void stream_unsent_copy(struct stream *stream);

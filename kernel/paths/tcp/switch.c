@@ -45,10 +45,13 @@
 /* A connection that has ended, by a reset too, waits so long for the peer's word of a lane. */
 #define GONE_TIME	(2 * HZ)
 
+/* What comes by a lane at its end takes the memory of so many rings at most. */
+#define KEPT_RINGS	4U
+
 /*
  * Bytes of a lane are kept while TCP has not what is before them, which on a slow way takes
- * minutes. Where this much is kept, a connection whose TCP has not come nearer by KEPT_STEP for so
- * long has to make room. Where there is no memory, what was kept of a connection
+ * minutes. Where this much is kept for one peer, a connection whose TCP has not come nearer by
+ * KEPT_STEP for so long has to make room. Where there is no memory, what was kept of a connection
  * that cannot go on is lost after that time.
  */
 #define KEPT_MUCH	(STREAM_KEPT_MAX / 4)
@@ -244,8 +247,8 @@ void stream_keep(struct stream *stream)
 {
 	struct vmloop_lane *lane = stream->held;
 	struct sk_buff *skb;
+	u32 size, at, most;
 	const void *from;
-	u32 size, at;
 
 	lockdep_assert_held(&stream->rx_ring);
 	if (!stream->heard || stream->closed || stream->spoilt)
@@ -255,18 +258,20 @@ void stream_keep(struct stream *stream)
 	if (!vmloop_ring_ready(&lane->rx))
 		return;
 	size = lane->rx.head - lane->rx.tail;
-	/* A peer that goes on and on is not kept for. */
-	stream->kept_most = max(stream->kept_most, 2 * vmloop_ring_most(&lane->rx));
-	if (stream->kept_bytes + size > stream->kept_most)
-		return;
-	for (at = 0; at < size; at += skb->len) {
+	/*
+	 * A peer that goes on and on is not kept for; nor one whose ring is larger than ours would
+	 * be, or that has each byte take a page. What stays unread comes by TCP, into its bounds.
+	 */
+	most = min(vmloop_ring_most(&lane->rx), max(READ_ONCE(stream_ring_size), 4096U));
+	stream->kept_most = max(stream->kept_most, KEPT_RINGS * most);
+	for (at = 0; at < size && stream->kept_paid < stream->kept_most; at += skb->len) {
 		skb = take(stream, size - at);
 		if (!skb)
 			break;
 		__skb_queue_tail(&stream->kept, skb);
+		stream->kept_paid += skb->truesize;
 		WRITE_ONCE(stream->kept_memory, stream->kept_memory + skb->truesize);
 	}
-	stream->kept_bytes += at;
 	WRITE_ONCE(stream->got, stream->got + at);
 	stream_count(STREAM_RX_BYTES, at);
 	if (vmloop_ring_consume_publish(&lane->rx))
@@ -833,7 +838,7 @@ static bool is_stuck(struct stream *stream)
 		stream->kept_since = jiffies ?: 1;
 	}
 	return time_after(jiffies, stream->kept_since + KEPT_TIME) &&
-	       stream_budget_taken(STREAM_BUDGET_KEPT) > KEPT_MUCH;
+	       stream_budget_taken(STREAM_BUDGET_KEPT, stream->kept_peer) > KEPT_MUCH;
 }
 
 /* Whether TCP has all that is before what is kept: memory, and so the program, is waited for. */
@@ -1074,7 +1079,8 @@ void stream_work(struct work_struct *work)
 	stream->is_kept_out = false;
 	if (test_and_clear_bit(STREAM_SPEAK, &stream->flags))
 		speak(stream);
-	if (!READ_ONCE(stream->held)) {
+	/* Pairs with the release in stream_lane_open(): what is said of this lane is seen. */
+	if (!smp_load_acquire(&stream->held)) {
 		if (test_bit(STREAM_WANTED, &stream->flags))
 			stream_open_lane(stream);
 		/* Pairs with test_and_set_bit() in stream_leave(), which may have seen no lane. */
@@ -1224,6 +1230,8 @@ void stream_look_idle(struct stream *stream)
 		bh_unlock_sock(stream->sk);
 		local_bh_enable();
 	}
+	if (!READ_ONCE(stream->held))
+		stream_forget_maybe(stream);
 	if (!READ_ONCE(stream->held) || seen != stream->seen) {
 		stream->seen = seen;
 		stream->idle = 0;

@@ -260,7 +260,8 @@ static void state_changes(void *unused, const struct sock *sock, const int from,
 	} else if (to == TCP_LISTEN) {
 		stream_listen_begins(sk);
 	} else if (to == TCP_ESTABLISHED) {
-		if (from == TCP_SYN_RECV)
+		/* By TCP fast open a program may have accepted it already, and be in a call. */
+		if (from == TCP_SYN_RECV && !sk->sk_socket)
 			take_child(sk, stream_family_of(sk));
 		established(sk);
 	}
@@ -294,7 +295,8 @@ void stream_take_accepted(struct sock *sk)
  * Calls that are under way see that the tables have changed, and go by TCP. A stream that has
  * ended has no socket to release: it may be another stream's by now.
  *
- * Context: the socket is locked.
+ * Context: the socket's spinlock is held, so that a BPF program that puts the socket into a sockmap
+ * sees one table or the other. Or the socket is in a state in which none does that.
  */
 void stream_release(struct stream *stream)
 {
@@ -323,13 +325,18 @@ static void give_back(struct stream *stream)
 	struct sock *sk = stream->sk;
 
 	stream_leave(stream);
-	/* Others need not wait for a program that waits for its memory. */
-	if (!stream_try_lock_sock(sk))
-		return;
-	if (stream_is_plain(stream) ||
-	    (!READ_ONCE(stream->held) && sk->sk_state == TCP_CLOSE))
+	/*
+	 * Others need not wait for a program that waits for its memory. And one that nobody has
+	 * accepted must not be owned: its listener may be closed meanwhile.
+	 */
+	local_bh_disable();
+	bh_lock_sock(sk);
+	if (!sock_owned_by_user(sk) &&
+	    (stream_is_plain(stream) ||
+	     (!READ_ONCE(stream->held) && sk->sk_state == TCP_CLOSE)))
 		stream_release(stream);
-	release_sock(sk);
+	bh_unlock_sock(sk);
+	local_bh_enable();
 }
 
 static void find_point(struct tracepoint *point, void *found)

@@ -21,6 +21,7 @@ import socket
 import struct
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,12 +31,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tests.guest.tools.raw import LIBC, Map, Part, Received, Ring, checked, classic, dump
-from tests.guest.tools.sockets import DEADLINE, PIECE, WARM, attempt, pattern, queued, receive, until
+from tests.guest.tools.sockets import DEADLINE, PIECE, WARM, attempt, events, pattern, queued, receive, until
 
 CASE_TIME = 100
 """Seconds after which a case that hangs has failed."""
 
 SO_ATTACH_FILTER, SO_DETACH_FILTER, SO_ATTACH_REUSEPORT_CBPF, F_SETSIG = 26, 27, 51, 10
+SO_TIMESTAMP, SO_TIMESTAMPING, SO_MAX_PACING_RATE, SIOCOUTQNSD = 29, 37, 47, 0x894B
+STAMP_WHAT_COMES = 8 | 16
+"""SOF_TIMESTAMPING_RX_SOFTWARE, and that the times are to be told."""
+SYS_SENDTO, SYS_RECVFROM = 44, 45
 TCP_MD5SIG, TCP_REPAIR, TCP_REPAIR_QUEUE, TCP_QUEUE_SEQ = 14, 19, 20, 21
 TCP_FASTOPEN_CONNECT, TCP_ULP, TCP_ZEROCOPY_RECEIVE, TCP_INQ = 30, 31, 35, 36
 IPV6_ADDRFORM, MSG_FASTOPEN, SOL_TLS, TLS_TX, TLS_RX = 1, 0x20000000, 282, 1, 2
@@ -63,7 +68,7 @@ def together() -> None:
 
 
 STATES = ("tcp", "opening", "going-over", "lane", "going-back")
-WHYS = ("young", "asked", "stays", "channel", "room", "peer", "busy", "option", "unread", "policy", "rule")
+WHYS = ("young", "asked", "stays", "channel", "room", "peer", "busy", "option", "unread", "policy", "rule", "quota")
 """As in docs/netlink/vmloop_tcp.yaml."""
 
 
@@ -654,22 +659,108 @@ def filtered_server(s: socket.socket) -> Any:
     return found
 
 
-def filtered_later(s: socket.socket) -> Any:
-    """A filter that lets all pass is set while there is a lane: the connection goes back to TCP."""
-    found = [attach(s, SO_ATTACH_FILTER, TAKE_ALL)]
-    together()
-    echo(s)
-    found.append(receive(s, 300_000) == pattern(300_000))
-    s.sendall(b".")
-    return found
+def option_later(set_one: Callable[[socket.socket], Any]) -> Callable[[socket.socket], Any]:
+    """What TCP alone does is asked for while there is a lane: the connection goes back to TCP."""
+
+    def server(s: socket.socket) -> Any:
+        found = [set_one(s)]
+        together()
+        echo(s)
+        _, ancillary, _, _ = s.recvmsg(1, 512)
+        found += [[level, kind] for level, kind, _ in ancillary]
+        found.append(receive(s, 300_000 - 1) == pattern(300_000)[1:])
+        s.sendall(b".")
+        return found
+
+    return server
 
 
-def filtered_later_client(c: socket.socket) -> Any:
+def option_later_client(c: socket.socket) -> Any:
     together()
     # It is not for want of bytes.
     exchange(c, "tcp")
     c.sendall(pattern(300_000))
     return receive(c, 1).decode()
+
+
+def out_queue(c: socket.socket) -> Any:
+    """SIOCOUTQ and SIOCOUTQNSD count what the peer's program has not read, of what a lane carries."""
+    together()
+    counts: tuple[list[int], list[int]] = ([], [])
+    for _ in range(2):
+        c.sendall(pattern(1500))
+        for values, what in zip(counts, (termios.TIOCOUTQ, SIOCOUTQNSD), strict=True):
+            values.append(queued(c, what))
+    together()
+    found: list[Any] = [receive(c, 1).decode(), until(lambda: queued(c, termios.TIOCOUTQ), 0), queued(c, SIOCOUTQNSD)]
+    # TCP counts what the peer's kernel has not acknowledged: that depends on the moment.
+    if lanes and counts != ([1500, 3000], [1500, 3000]):
+        raise Failed(f"counted were {counts}")
+    return found
+
+
+def out_queue_server(s: socket.socket) -> Any:
+    together()
+    together()
+    found = receive(s, 3000) == pattern(1500) * 2
+    s.sendall(b".")
+    return found
+
+
+# A socket becomes the kernel's amid a call of another thread's, which has done a part of it
+
+
+def taken_amid(s: socket.socket, number: int, call: Callable[[], Any]) -> Any:
+    """What a call returns whose socket becomes the kernel's when the other end says that a part is done."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(attempt(call)), daemon=True)
+    thread.start()
+    together()
+    together()
+    syscall = Path(f"/proc/self/task/{thread.native_id}/syscall")
+    seen = 0
+    while thread.is_alive() and seen < 20:
+        seen = seen + 1 if syscall.read_text().split()[0] == str(number) else 0
+        time.sleep(0.01)
+    found.append(attempt(lambda: s.setsockopt(socket.SOL_TCP, TCP_INQ, 1)))
+    together()
+    thread.join(DEADLINE)
+    return found
+
+
+def taken_amid_recv(c: socket.socket) -> Any:
+    together()
+    c.sendall(pattern(1000))
+    found = [until(lambda: queued(c, termios.TIOCOUTQ), 0)]
+    together()
+    together()
+    # The first of these wakes the reader.
+    c.sendall(pattern(1000))
+    found.append(until(lambda: queued(c, termios.TIOCOUTQ), 0))
+    c.sendall(pattern(1000))
+    return [*found, receive(c, 1).decode()]
+
+
+def taken_amid_recv_server(s: socket.socket) -> Any:
+    """It waits for all, and gets all."""
+    found = taken_amid(s, SYS_RECVFROM, lambda: s.recv(3000, socket.MSG_WAITALL))
+    s.sendall(b".")
+    return found
+
+
+def taken_amid_send(c: socket.socket) -> Any:
+    together()
+    events(c, select.POLLIN, select.POLLIN)
+    together()
+    together()
+    found = receive(c, 16 << 20) == pattern(16 << 20)
+    c.sendall(b".")
+    return found
+
+
+def taken_amid_send_server(s: socket.socket) -> Any:
+    """It sends more than fits, and sends all of it."""
+    return [taken_amid(s, SYS_SENDTO, lambda: s.send(pattern(16 << 20))), receive(s, 1).decode()]
 
 
 # Connections that begin in another way
@@ -882,6 +973,11 @@ class Case:
     """What connect() sends."""
 
 
+def later(set_one: Callable[[socket.socket], Any]) -> Case:
+    """A case of an option that comes late."""
+    return Case(option_later_client, option_later(set_one), None, "tcp")
+
+
 CASES: dict[str, Case] = {
     "uring": Case(uring, uring_server),
     "uring_waits": Case(uring_waits, uring_waits_server),
@@ -901,7 +997,13 @@ CASES: dict[str, Case] = {
     "mapped": Case(mapped, mapped_server, None, "kernel"),
     "map_refused": Case(map_refused_client, map_refused, None, "kernel"),
     "filtered": Case(filtered, filtered_server, begins="tcp:option", connect=filtered_before),
-    "filtered_later": Case(filtered_later_client, filtered_later, None, "tcp"),
+    "filtered_later": later(lambda s: attach(s, SO_ATTACH_FILTER, TAKE_ALL)),
+    "stamped_later": later(lambda s: s.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMP, 1)),
+    "stamping_later": later(lambda s: s.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, STAMP_WHAT_COMES)),
+    "paced_later": later(lambda s: s.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 1 << 30)),
+    "taken_amid_recv": Case(taken_amid_recv, taken_amid_recv_server, None, "kernel"),
+    "taken_amid_send": Case(taken_amid_send, taken_amid_send_server, None, "kernel"),
+    "out_queue": Case(out_queue, out_queue_server),
     "open_fast_first": Case(sends(100_000), answer(100_000), "kernel", begins="kernel", connect=open_fast, early=EARLY),
     "open_fast": Case(bytes_of_syn, answer(100_000), "kernel", begins="kernel", connect=open_fast, early=EARLY),
     "option_for_fast": Case(

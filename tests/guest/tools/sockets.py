@@ -14,8 +14,10 @@ time, but for deadlines that end a run.
 import errno
 import fcntl
 import json
+import mmap
 import os
 import select
+import signal
 import socket
 import struct
 import sys
@@ -31,6 +33,8 @@ from typing import Any
 WARM = 40
 """Round trips before a case begins; the size of each."""
 PIECE = 4096
+NAME = 16
+"""Bytes of a case's name at most."""
 DEADLINE = 60.0
 CYCLE = bytes(number * 7 % 251 for number in range(251))
 """What known bytes repeat; made once, as Python is slow in an emulated machine."""
@@ -97,13 +101,27 @@ def events(connection: socket.socket, mask: int, wanted: int) -> int:
     return int(until(lambda: seen() & wanted, wanted)) and seen()
 
 
+def events_now(connection: socket.socket, mask: int) -> list[int]:
+    """Events that poll() tells at once."""
+    poll = select.poll()
+    poll.register(connection, mask)
+    return [found for _, found in poll.poll(0)]
+
+
 # Each case: what the client does, what the server does; each returns what it saw.
 
 
 def half_close(c: socket.socket) -> Any:
+    """Who sends behind the end is told so, and gets a signal, if MSG_NOSIGNAL does not keep it away."""
     c.sendall(pattern(300_000))
     c.shutdown(socket.SHUT_WR)
-    return [attempt(lambda: c.send(b"x", socket.MSG_NOSIGNAL)), receive(c, 1 << 20) == pattern(200_000)]
+    signals: list[int] = []
+    before = signal.signal(signal.SIGPIPE, lambda number, _: signals.append(number))
+    found: list[Any] = []
+    for flags in (socket.MSG_NOSIGNAL, 0, socket.MSG_DONTWAIT):
+        found += [attempt(partial(c.send, b"x", flags)), len(signals)]
+    signal.signal(signal.SIGPIPE, before)
+    return [*found, receive(c, 1 << 20) == pattern(200_000)]
 
 
 def half_close_server(s: socket.socket) -> Any:
@@ -121,6 +139,21 @@ def peek_server(s: socket.socket) -> Any:
     first = s.recv(4, socket.MSG_PEEK | socket.MSG_WAITALL)
     found: list[Any] = [first.decode(), s.recv(4, socket.MSG_PEEK).decode(), s.recv(6, socket.MSG_WAITALL).decode()]
     found += [queued(s, termios.FIONREAD), s.recv(100).decode(), queued(s, termios.FIONREAD)]
+    s.sendall(b".")
+    return found
+
+
+def peek_cold(c: socket.socket) -> Any:
+    c.sendall(pattern(50_000))
+    return c.recv(1).decode()
+
+
+def peek_cold_server(s: socket.socket) -> Any:
+    """A look at bytes sees all of them, though the program's memory has not been there before."""
+    until(lambda: queued(s, termios.FIONREAD), 50_000)
+    with mmap.mmap(-1, 50_000) as memory:
+        found: list[Any] = [s.recv_into(memory, 50_000, socket.MSG_PEEK), memory[:] == pattern(50_000)]
+    found.append(receive(s, 50_000) == pattern(50_000))
     s.sendall(b".")
     return found
 
@@ -309,6 +342,24 @@ def low_water_server(s: socket.socket) -> Any:
     return found
 
 
+def low_water_less(c: socket.socket) -> Any:
+    c.sendall(b"x" * 60)
+    return c.recv(1).decode()
+
+
+def low_water_less_server(s: socket.socket) -> Any:
+    """Who waits is told when what is there has become enough."""
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 100)
+    epoll = select.epoll()
+    epoll.register(s, select.EPOLLIN)
+    found: list[Any] = [until(lambda: queued(s, termios.FIONREAD), 60), epoll.poll(0.1)]
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+    # A lane by which nothing goes is given back after four seconds, and that wakes those who wait.
+    found += [len(epoll.poll(2.5)), receive(s, 60).decode()]
+    s.sendall(b".")
+    return found
+
+
 def urgent(c: socket.socket) -> Any:
     c.sendall(b"before")
     c.send(b"!", socket.MSG_OOB)
@@ -336,15 +387,19 @@ def reused(c: socket.socket) -> Any:
     there = c.getpeername()
     c.sendall(b"first")
     c.recv(1)
+    until(lambda: queued(c, termios.FIONREAD), 100)
     libc = __import__("ctypes").CDLL(None, use_errno=True)
     nowhere = struct.pack("H14x", socket.AF_UNSPEC)
-    found: list[Any] = [libc.connect(c.fileno(), nowhere, len(nowhere))]
-    return [*found, attempt(lambda: c.recv(1)), there[1] > 0]
+    found: list[Any] = [libc.connect(c.fileno(), nowhere, len(nowhere)), events_now(c, select.POLLIN)]
+    found += [attempt(lambda: c.recv(1)) for _ in range(3)]
+    c.connect(there)
+    warm(c, "no_errors")
+    return [*found, attempt(lambda: c.recv(1, socket.MSG_DONTWAIT)), no_errors(c)]
 
 
 def reused_server(s: socket.socket) -> Any:
     found: list[Any] = [receive(s, 5).decode()]
-    s.sendall(b".")
+    s.sendall(b"." + b"never read".ljust(100))
     return [*found, attempt(lambda: s.recv(1))]
 
 
@@ -401,6 +456,8 @@ def truncated_server(s: socket.socket) -> Any:
 def vectors(c: socket.socket) -> Any:
     """Several buffers in one call, some of them empty, and one call that goes on with another."""
     found: list[Any] = [c.sendmsg([b"abc", b"", pattern(70_000), b"z"])]
+    # What a message says beside its bytes is looked at: 99 is nothing that can be said.
+    found.append(attempt(lambda: c.sendmsg([b"not sent"], [(socket.SOL_SOCKET, 99, b"")])))
     found.append(c.send(b"more, ", socket.MSG_MORE))
     found.append(c.send(b"and the end"))
     return [*found, receive(c, 1).decode()]
@@ -624,11 +681,30 @@ def stamps_server(s: socket.socket) -> Any:
     return found
 
 
+def stamps_once(c: socket.socket) -> Any:
+    c.sendall(b".")
+    for _ in range(10):
+        c.sendall(pattern(1000))
+        time.sleep(0.02)
+    return c.recv(1).decode()
+
+
+def stamps_once_server(s: socket.socket) -> Any:
+    """A call that waits for bytes several times tells one time, for which there is room. Lanes may have none."""
+    s.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMP, 1)
+    found: list[Any] = [s.recv(1).decode()]
+    data, ancillary, flags, _ = s.recvmsg(10_000, socket.CMSG_SPACE(16), socket.MSG_WAITALL)
+    found += [data == pattern(1000) * 10, len(ancillary) <= 1, flags]
+    s.sendall(b".")
+    return found
+
+
 def reads_no_more(c: socket.socket) -> Any:
     """shutdown() for reading, and then for both."""
     c.shutdown(socket.SHUT_RD)
     found: list[Any] = [attempt(lambda: c.recv(10)), attempt(lambda: c.send(b"0123456789"))]
     c.shutdown(socket.SHUT_RDWR)
+    found.append(events_now(c, select.POLLIN | select.POLLOUT | select.POLLRDHUP))
     return [*found, attempt(lambda: c.send(b"x", socket.MSG_NOSIGNAL)), attempt(lambda: c.recv(10))]
 
 
@@ -685,6 +761,7 @@ def levels_server(s: socket.socket) -> Any:
 CASES: dict[str, tuple[Callable[[socket.socket], Any], Callable[[socket.socket], Any]]] = {
     "half_close": (half_close, half_close_server),
     "peek": (peek, peek_server),
+    "peek_cold": (peek_cold, peek_cold_server),
     "wait_all": (wait_all, wait_all_server),
     "no_wait": (no_wait, one_byte),
     "nothing": (nothing, nothing_server),
@@ -696,6 +773,7 @@ CASES: dict[str, tuple[Callable[[socket.socket], Any], Callable[[socket.socket],
     "edges": (edges, edges_server),
     "edges_out": (edges_out, edges_out_server),
     "low_water": (low_water, low_water_server),
+    "low_water_less": (low_water_less, low_water_less_server),
     "urgent": (urgent, urgent_server),
     "reused": (reused, reused_server),
     "asleep": (asleep, asleep_server),
@@ -712,6 +790,7 @@ CASES: dict[str, tuple[Callable[[socket.socket], Any], Callable[[socket.socket],
     "no_errors": (no_errors, one_byte),
     "copies": (copies, copies_server),
     "stamps": (stamps, stamps_server),
+    "stamps_once": (stamps_once, stamps_once_server),
     "reads_no_more": (reads_no_more, reads_no_more_server),
     "options": (options, options_server),
     "levels": (levels, levels_server),
@@ -729,27 +808,33 @@ def serve(port: int, protocol: int) -> None:
         connection, _ = listener.accept()
         with connection:
             connection.setsockopt(socket.SOL_TCP, socket.TCP_NODELAY, 1)
-            case = receive(connection, 16).decode().strip()
+            case = receive(connection, NAME).decode().strip()
             for _ in range(WARM):
                 connection.sendall(receive(connection, PIECE))
             print(json.dumps({"case": case, "server": CASES[case][1](connection)}, default=bytes.decode), flush=True)
 
 
+def warm(connection: socket.socket, case: str) -> None:
+    """Say which case it is, and have bytes go both ways."""
+    connection.setsockopt(socket.SOL_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(case.ljust(NAME).encode())
+    for _ in range(WARM):
+        connection.sendall(pattern(PIECE)[:-1])
+        # While it goes from TCP to a lane, too. The peer, which has not all yet, does not end it meanwhile.
+        nothing_sent = {attempt(lambda: connection.send(b"")) for _ in range(20)}
+        if nothing_sent != {0}:
+            sys.exit(f"FAILED: to send nothing returned {nothing_sent}")
+        connection.sendall(pattern(PIECE)[-1:])
+        if receive(connection, PIECE) != pattern(PIECE):
+            sys.exit("FAILED: other bytes came back")
+
+
 def run(host: str, port: int) -> None:
     """All cases."""
+    assert max(map(len, CASES)) <= NAME
     for case, (client, _) in CASES.items():
         with socket.create_connection((host, port)) as connection:
-            connection.setsockopt(socket.SOL_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(case.ljust(16).encode())
-            for _ in range(WARM):
-                connection.sendall(pattern(PIECE)[:-1])
-                # While it goes from TCP to a lane, too. The peer, which has not all yet, does not end it meanwhile.
-                nothing_sent = {attempt(lambda: connection.send(b"")) for _ in range(20)}
-                if nothing_sent != {0}:
-                    sys.exit(f"FAILED: to send nothing returned {nothing_sent}")
-                connection.sendall(pattern(PIECE)[-1:])
-                if receive(connection, PIECE) != pattern(PIECE):
-                    sys.exit("FAILED: other bytes came back")
+            warm(connection, case)
             print(json.dumps({"case": case, "client": client(connection)}, default=bytes.decode), flush=True)
 
 
