@@ -101,6 +101,16 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     }
 }
 
+fn in_user_namespace(error: io::Error) -> anyhow::Error {
+    if error.kind() == io::ErrorKind::PermissionDenied {
+        anyhow::anyhow!(
+            "no connection in a network namespace of a user's own (a container without root) has a lane\n  for those of the guest: ask outside of it"
+        )
+    } else {
+        error.into()
+    }
+}
+
 /// Shows connections of this network namespace; the directory, which has the peers' names, is
 /// asked for only in the first one.
 ///
@@ -111,8 +121,8 @@ pub fn streams(json: bool) -> anyhow::Result<()> {
         Some(mut modules) => modules.peers()?,
         None => Vec::new(),
     };
-    let streams = streams::list(&peers)?.context(
-        "the stream path is not loaded\n  load it in both guests, before servers start: modprobe vmloop_tcp (docs/stream.md)",
+    let streams = streams::list(&peers).map_err(in_user_namespace)?.context(
+        "the stream path is not loaded\n  load it in both guests, before servers start: modprobe vmloop_tcp (/usr/share/doc/vmloop/stream.md)",
     )?;
     let out = &mut io::stdout().lock();
     if json { print_json(out, &streams) } else { Ok(streams::show(out, &streams)?) }

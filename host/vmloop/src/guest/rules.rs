@@ -202,7 +202,7 @@ fn explain(error: io::Error) -> anyhow::Error {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
             anyhow::anyhow!(
-                "only root may do this, and only in the guest's first network namespace: not in a container, nor by ip netns exec"
+                "rules are seen and changed in the guest's first network namespace only, not in a container, nor by ip netns exec; only root may change them"
             )
         }
         io::ErrorKind::NotFound => {
@@ -361,7 +361,7 @@ fn load(module: &mut Connection, path: &Path, closed: bool) -> anyhow::Result<()
 /// What failed, and what to do.
 pub fn run(command: &Command) -> anyhow::Result<()> {
     let mut module = Connection::open("vmloop_tcp").context("generic netlink")?.context(
-        "the stream path is not loaded\n  load it in both guests, before servers start: modprobe vmloop_tcp (docs/stream.md)",
+        "the stream path is not loaded\n  load it in both guests, before servers start: modprobe vmloop_tcp (/usr/share/doc/vmloop/stream.md)",
     )?;
     match command {
         Command::Rules { json } => {

@@ -236,7 +236,7 @@ pub fn show(out: &mut dyn Write, streams: &[Stream]) -> io::Result<()> {
     if table.is_empty() {
         return writeln!(
             out,
-            "no connection can have a lane. Usual reasons:\n  its server was started before vmloop_tcp was loaded: restart the server\n  vmloop status shows no peer, or did not when the connection began: connect again\n  a rule has it stay on TCP: vmloop stream rules"
+            "no connection of this network namespace can have a lane. If there is one that should:\n  its server was started before vmloop_tcp was loaded: restart the server\n  vmloop status shows no peer, or did not when the connection began: connect again\n  a rule has it stay on TCP: vmloop stream rules"
         );
     }
     table.write(out)
