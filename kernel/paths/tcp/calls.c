@@ -53,7 +53,7 @@ bool stream_may_make_anew(void)
 	return !(current->flags & (PF_KTHREAD | PF_IO_WORKER));
 }
 
-/** stream_ends_soon() - whether a call that cannot be made anew is to end soon: the module is to go */
+/** stream_ends_soon() - whether a call that cannot be made anew is to end: the module is to go */
 bool stream_ends_soon(void)
 {
 	return stream_leaving() && !(current->flags & PF_KTHREAD);
