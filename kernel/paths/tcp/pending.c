@@ -186,6 +186,18 @@ static void put_parts(struct stream *stream, u8 peer, u8 **memory)
 	}
 }
 
+/* The first part that is not there, of those that so many bytes take; or STREAM_PENDING_PARTS. */
+static unsigned int missing_part(const struct stream *stream, u32 size)
+{
+	u32 to = min(stream->pending_size + size, STREAM_PENDING_MOST), i;
+
+	lockdep_assert_held(&stream->tx_ring);
+	for (i = stream->pending_size / STREAM_PENDING_PART; i * STREAM_PENDING_PART < to; i++)
+		if (!stream->pending[i])
+			return i;
+	return STREAM_PENDING_PARTS;
+}
+
 /**
  * stream_pending_add() - take from a program what nothing carries yet
  * @stream: the stream
@@ -199,7 +211,7 @@ int stream_pending_add(struct stream *stream, struct msghdr *msg, size_t size)
 {
 	u8 peer = READ_ONCE(stream->pending[0]) ? READ_ONCE(stream->pending_peer) :
 						  stream_budget_peer(stream);
-	unsigned int failed = STREAM_PENDING_PARTS, at, i;
+	unsigned int failed = STREAM_PENDING_PARTS, missing, at, i;
 	u8 *memory[STREAM_PENDING_PARTS] = {};
 	struct sock *sk = stream->sk;
 	int done = 0;
@@ -211,11 +223,12 @@ int stream_pending_add(struct stream *stream, struct msghdr *msg, size_t size)
 	fault_in_iov_iter_readable(&msg->msg_iter, size);
 	mutex_lock(&stream->tx_ring);
 	at = stream->pending_size / STREAM_PENDING_PART;
-	if (is_carried_by_nothing(stream)) {
+	if (is_carried_by_nothing(stream))
 		put_parts(stream, peer, memory);
-		if (at < STREAM_PENDING_PARTS && at == failed && !stream->pending[at])
-			WRITE_ONCE(stream->pending_refused, true);
-	}
+	missing = missing_part(stream, size);
+	if (is_carried_by_nothing(stream) && missing < STREAM_PENDING_PARTS &&
+	    missing == failed && missing == at)
+		WRITE_ONCE(stream->pending_refused, true);
 	if (!is_carried_by_nothing(stream))
 		done = 0;
 	else if (READ_ONCE(sk->sk_err))
@@ -226,9 +239,9 @@ int stream_pending_add(struct stream *stream, struct msghdr *msg, size_t size)
 		done = -EPIPE;
 	else if (at == STREAM_PENDING_PARTS || stream->pending_refused)
 		done = -EAGAIN;
-	else if (stream->pending[at])
+	else if (missing == failed || missing == STREAM_PENDING_PARTS)
 		done = add(stream, msg, size);
-	/* Else it has been carried meanwhile, and what we have tried was for another time. */
+	/* Else others have added some meanwhile, or it was carried: other parts are needed. */
 	mutex_unlock(&stream->tx_ring);
 	for (i = 0; i < STREAM_PENDING_PARTS; i++)
 		pending_free(peer, memory[i]);
