@@ -72,6 +72,21 @@ int stream_make_anew(void)
 	return -ERESTARTNOINTR;
 }
 
+/**
+ * stream_amid_call() - a call that waits finds that its socket is the kernel's by now
+ * @stream: the stream that the socket had
+ * @done: the call has done a part
+ *
+ * Return: 0 if the call is to go on by TCP, within the bounds of stream_ends_soon(); or what the
+ * call has to return.
+ */
+int stream_amid_call(struct stream *stream, bool done)
+{
+	if (stream_is_anothers(stream))
+		return -EPIPE;
+	return done || !stream_may_make_anew() ? 0 : stream_make_anew();
+}
+
 /* Whether a program does not want to wait; the kernel's own sockets have no file. */
 static bool is_nonblocking(const struct file *file)
 {
@@ -341,7 +356,7 @@ static bool call_memory_is_free(const struct sock *sk, int wake)
 	stream = stream_look(sk);
 	if (stream && READ_ONCE(stream->tx) != STREAM_TX_TCP) {
 		by_tcp = false;
-		/* Who has said that nothing follows can write, and is told so by EPIPE. */
+		/* After shutdown() poll() says that a program can write; EPIPE follows. */
 		is_free = READ_ONCE(stream->by_work) == current ||
 			   test_bit(STREAM_SHUT, &stream->flags) ||
 			   (READ_ONCE(stream->tx) == STREAM_TX_RING ?
@@ -590,7 +605,10 @@ static int call_set_peek_off(struct sock *sk, int offset)
 	return err;
 }
 
-/* TCP tells a program of the bytes that are enough now; of its own ones. The socket is locked. */
+/*
+ * What is there may be enough now: TCP wakes programs for its own bytes, and this for the
+ * ring's. The socket is locked.
+ */
 static int call_set_rcvlowat(struct sock *sk, int bytes)
 {
 	int users = srcu_read_lock(&stream_users);

@@ -250,7 +250,7 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int fl
 	u32 limit = 0;
 	int got;
 
-	/* Another call of TCP's has it, for as long as TCP would keep this one waiting. */
+	/* TCP's lock would keep a call that does not wait for as long, whatever signal comes. */
 	if (flags & MSG_DONTWAIT ? mutex_lock_killable(&stream->rx_mutex) :
 				   mutex_lock_interruptible(&stream->rx_mutex))
 		return -ERESTARTSYS;
@@ -513,12 +513,11 @@ int stream_receive(struct stream *stream, struct msghdr *msg, size_t size, int f
 		}
 		if (!is_rest &&
 		    (!stream_is_ours(sk) || test_bit(STREAM_DEAD, &stream->flags))) {
-			is_rest = !stream_is_anothers(stream) &&
-				  (done || !stream_may_make_anew());
-			if (is_rest)
-				continue;
-			got = stream_is_anothers(stream) ? -EPIPE : stream_make_anew();
-			break;
+			got = stream_amid_call(stream, done);
+			if (got)
+				break;
+			is_rest = true;
+			continue;
 		}
 		if (is_rest && stream_ends_soon())
 			left = min(left, STREAM_REST_TIME);

@@ -218,7 +218,7 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size)
 	unsigned int flags = msg->msg_flags;
 	int done = 0;
 
-	/* Another call of TCP's has it, for as long as TCP would keep this one waiting. */
+	/* TCP's lock would keep a call that does not wait for as long, whatever signal comes. */
 	if (flags & MSG_DONTWAIT ? mutex_lock_killable(&stream->tx_mutex) :
 				   mutex_lock_interruptible(&stream->tx_mutex))
 		return -ERESTARTSYS;
@@ -408,12 +408,11 @@ int stream_send(struct stream *stream, struct msghdr *msg, size_t size)
 		}
 		if (!is_rest &&
 		    (!stream_is_ours(sk) || test_bit(STREAM_DEAD, &stream->flags))) {
-			is_rest = !stream_is_anothers(stream) &&
-				  (done || !stream_may_make_anew());
-			if (is_rest)
-				continue;
-			err = stream_is_anothers(stream) ? -EPIPE : stream_make_anew();
-			break;
+			err = stream_amid_call(stream, done);
+			if (err)
+				break;
+			is_rest = true;
+			continue;
 		}
 		if (is_rest && stream_ends_soon())
 			left = min(left, STREAM_REST_TIME);

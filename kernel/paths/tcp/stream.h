@@ -728,6 +728,7 @@ void stream_calls_init(unsigned int family);
 void stream_calls_exit(unsigned int family);
 bool stream_may_make_anew(void);
 bool stream_ends_soon(void);
+int stream_amid_call(struct stream *stream, bool done);
 int stream_make_anew(void);
 
 /* pair.c */
