@@ -95,8 +95,12 @@
 #define STEAL_PARTS	4
 #define STEAL_REST_MAX	(8 * HZ)
 
-/* Rings that one watcher has at a time; others ask for doorbells. */
+/*
+ * Rings that one watcher has at a time; others ask for doorbells. The last ones are
+ * for channels that it has no ring of: one peer cannot have all by many lanes.
+ */
 #define RINGS_MAX	16
+#define RINGS_KEPT	4
 
 /**
  * struct vmloop_watcher - looks at rings while its CPU has nothing else to do
@@ -379,6 +383,29 @@ static struct smp_hotplug_thread watcher_threads = {
 
 /* A ring's side: all of it belongs to the owner --------------------------- */
 
+/* The watcher's first place that a ring of this channel may have; RINGS_MAX: none. */
+static unsigned int free_place(const struct vmloop_watcher *watcher,
+			       const struct vmloop_channel *channel)
+{
+	const struct vmloop_watch *watch;
+	unsigned int place = RINGS_MAX;
+	unsigned int taken = 0;
+	bool has_one = false;
+	unsigned int i;
+
+	for (i = 0; i < RINGS_MAX; i++) {
+		watch = rcu_dereference_protected(watcher->watches[i],
+						  lockdep_is_held(&watcher->lock));
+		if (!watch) {
+			place = min(place, i);
+			continue;
+		}
+		taken++;
+		has_one |= watch->lane->channel == channel;
+	}
+	return has_one && taken >= RINGS_MAX - RINGS_KEPT ? RINGS_MAX : place;
+}
+
 /* This CPU's watcher looks from now on. Returns false if it has enough. */
 static bool watch_begin(struct vmloop_watch *watch)
 {
@@ -387,9 +414,7 @@ static bool watch_begin(struct vmloop_watch *watch)
 	unsigned int i;
 
 	spin_lock(&watcher->lock);
-	for (i = 0; i < RINGS_MAX; i++)
-		if (!rcu_access_pointer(watcher->watches[i]))
-			break;
+	i = free_place(watcher, watch->lane->channel);
 	if (i < RINGS_MAX) {
 		rcu_assign_pointer(watcher->watches[i], watch);
 		WRITE_ONCE(watcher->end, max(watcher->end, i + 1));
