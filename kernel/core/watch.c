@@ -96,8 +96,9 @@
 #define STEAL_REST_MAX	(8 * HZ)
 
 /*
- * Rings that one watcher has at a time; others ask for doorbells. The last ones are
- * for channels that it has no ring of: one peer cannot have all by many lanes.
+ * Places for rings that one watcher has; a ring without a place asks for doorbells. The
+ * last RINGS_KEPT places are for channels that have none there: a peer with many lanes
+ * cannot take all of them.
  */
 #define RINGS_MAX	16
 #define RINGS_KEPT	4
@@ -406,7 +407,7 @@ static unsigned int free_place(const struct vmloop_watcher *watcher,
 	return has_one && taken >= RINGS_MAX - RINGS_KEPT ? RINGS_MAX : place;
 }
 
-/* This CPU's watcher looks from now on. Returns false if it has enough. */
+/* This CPU's watcher looks from now on. Returns false if it has no place for the ring. */
 static bool watch_begin(struct vmloop_watch *watch)
 {
 	struct vmloop_watcher *watcher = this_cpu_ptr(&watchers);

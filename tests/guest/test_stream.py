@@ -101,8 +101,8 @@ def test_switching(stage: str, streams: Streams, request: pytest.FixtureRequest)
     """Connections go to lanes and back all the time, at any byte of either direction: twelve, if it is for long."""
     host = streams.host
     switches = request.config.getoption("--switches")
-    # Of the long run 20,000 switches are asked. With KASAN and lockdep bytes take most of the time, and an ask that
-    # comes sooner ends what is on its way: one each 2 ms leaves one switch a second, one each 300 ms six.
+    # Of the long run 20,000 switches are asked. An ask also ends a lane that is on its way, and a lane takes long with
+    # KASAN and lockdep: asked each 2 ms, connections do 0.8 switches a second, asked 1.5 times a second, 6.
     connections, pause, rest = (4, 0, 0.002) if switches < 1000 else (12, 500, 0.3)
     streams.leave_after(1)
     with (

@@ -250,7 +250,7 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size, int fl
 	u32 limit = 0;
 	int got;
 
-	/* TCP's lock would keep a call that does not wait for as long, whatever signal comes. */
+	/* TCP's own lock keeps a call with MSG_DONTWAIT as long, and no signal ends that. */
 	if (flags & MSG_DONTWAIT ? mutex_lock_killable(&stream->rx_mutex) :
 				   mutex_lock_interruptible(&stream->rx_mutex))
 		return -ERESTARTSYS;

@@ -218,7 +218,7 @@ static int by_tcp(struct stream *stream, struct msghdr *msg, size_t size)
 	unsigned int flags = msg->msg_flags;
 	int done = 0;
 
-	/* TCP's lock would keep a call that does not wait for as long, whatever signal comes. */
+	/* TCP's own lock keeps a call with MSG_DONTWAIT as long, and no signal ends that. */
 	if (flags & MSG_DONTWAIT ? mutex_lock_killable(&stream->tx_mutex) :
 				   mutex_lock_interruptible(&stream->tx_mutex))
 		return -ERESTARTSYS;
