@@ -198,22 +198,48 @@ static unsigned int missing_part(const struct stream *stream, u32 size)
 	return STREAM_PENDING_PARTS;
 }
 
+/*
+ * The call's bytes become pending. Parts that are not there come from @memory; alloc_parts() had
+ * none for the part @failed. Return: as stream_pending_add().
+ */
+static int add_or_refuse(struct stream *stream, struct msghdr *msg, size_t size, u8 peer,
+			 u8 **memory, unsigned int failed)
+{
+	unsigned int at = stream->pending_size / STREAM_PENDING_PART, missing;
+	struct sock *sk = stream->sk;
+
+	put_parts(stream, peer, memory);
+	missing = missing_part(stream, size);
+	if (missing < STREAM_PENDING_PARTS && missing == failed && missing == at)
+		WRITE_ONCE(stream->pending_refused, true);
+	if (READ_ONCE(sk->sk_err))
+		return sock_error(sk);
+	if ((READ_ONCE(sk->sk_shutdown) & SEND_SHUTDOWN) ||
+	    test_bit(STREAM_SHUT, &stream->flags) || !stream_may_send(sk))
+		return -EPIPE;
+	if (at == STREAM_PENDING_PARTS || stream->pending_refused)
+		return -EAGAIN;
+	/* Others have added some meanwhile, or it was carried: other parts are needed. */
+	if (missing != failed && missing != STREAM_PENDING_PARTS)
+		return 0;
+	return add(stream, msg, size);
+}
+
 /**
  * stream_pending_add() - take from a program what nothing carries yet
  * @stream: the stream
  * @msg: as of sendmsg()
  * @size: bytes of it, at least one
  *
- * Return: bytes that were taken; 0 if something carries the stream by now; -EAGAIN if there is
- * no room or no memory; or another negative errno.
+ * Return: bytes that were taken; 0 if something carries the stream by now, or the call is to be
+ * made again; -EAGAIN if there is no room or no memory; or another negative errno.
  */
 int stream_pending_add(struct stream *stream, struct msghdr *msg, size_t size)
 {
 	u8 peer = READ_ONCE(stream->pending[0]) ? READ_ONCE(stream->pending_peer) :
 						  stream_budget_peer(stream);
-	unsigned int failed = STREAM_PENDING_PARTS, missing, at, i;
+	unsigned int failed = STREAM_PENDING_PARTS, i;
 	u8 *memory[STREAM_PENDING_PARTS] = {};
-	struct sock *sk = stream->sk;
 	int done = 0;
 
 	size = min_t(size_t, size, STREAM_PENDING_MOST);
@@ -222,26 +248,8 @@ int stream_pending_add(struct stream *stream, struct msghdr *msg, size_t size)
 		failed = alloc_parts(stream, peer, size, memory);
 	fault_in_iov_iter_readable(&msg->msg_iter, size);
 	mutex_lock(&stream->tx_ring);
-	at = stream->pending_size / STREAM_PENDING_PART;
 	if (is_carried_by_nothing(stream))
-		put_parts(stream, peer, memory);
-	missing = missing_part(stream, size);
-	if (is_carried_by_nothing(stream) && missing < STREAM_PENDING_PARTS &&
-	    missing == failed && missing == at)
-		WRITE_ONCE(stream->pending_refused, true);
-	if (!is_carried_by_nothing(stream))
-		done = 0;
-	else if (READ_ONCE(sk->sk_err))
-		done = sock_error(sk);
-	else if ((READ_ONCE(sk->sk_shutdown) & SEND_SHUTDOWN) ||
-		 test_bit(STREAM_SHUT, &stream->flags) ||
-		 !stream_may_send(sk))
-		done = -EPIPE;
-	else if (at == STREAM_PENDING_PARTS || stream->pending_refused)
-		done = -EAGAIN;
-	else if (missing == failed || missing == STREAM_PENDING_PARTS)
-		done = add(stream, msg, size);
-	/* Else others have added some meanwhile, or it was carried: other parts are needed. */
+		done = add_or_refuse(stream, msg, size, peer, memory, failed);
 	mutex_unlock(&stream->tx_ring);
 	for (i = 0; i < STREAM_PENDING_PARTS; i++)
 		pending_free(peer, memory[i]);
