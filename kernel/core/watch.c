@@ -391,20 +391,23 @@ static unsigned int free_place(const struct vmloop_watcher *watcher,
 	const struct vmloop_watch *watch;
 	unsigned int place = RINGS_MAX;
 	unsigned int taken = 0;
-	bool has_one = false;
 	unsigned int i;
 
 	for (i = 0; i < RINGS_MAX; i++) {
+		if (rcu_access_pointer(watcher->watches[i]))
+			taken++;
+		else
+			place = min(place, i);
+	}
+	if (taken < RINGS_MAX - RINGS_KEPT)
+		return place;
+	for (i = 0; i < RINGS_MAX; i++) {
 		watch = rcu_dereference_protected(watcher->watches[i],
 						  lockdep_is_held(&watcher->lock));
-		if (!watch) {
-			place = min(place, i);
-			continue;
-		}
-		taken++;
-		has_one |= watch->lane->channel == channel;
+		if (watch && watch->lane->channel == channel)
+			return RINGS_MAX;
 	}
-	return has_one && taken >= RINGS_MAX - RINGS_KEPT ? RINGS_MAX : place;
+	return place;
 }
 
 /* This CPU's watcher looks from now on. Returns false if it has no place for the ring. */
