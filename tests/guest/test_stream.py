@@ -96,28 +96,37 @@ def duplex(streams: Streams, connections: int, seconds: int, port: int = PORT, p
             yield client
 
 
+def asking(host: Host, what: str, milliseconds: int) -> Process:
+    """Connections are asked to go back to TCP so often: "all", or those that are "carried" by their lanes."""
+    return host.popen([str(TOOLS / "ask"), f"{PARAMETERS}/go_back", what, str(milliseconds)])
+
+
 @pytest.mark.main("bytes were lost or came twice where a stream goes from TCP to a lane or back")
 def test_switching(stage: str, streams: Streams, request: pytest.FixtureRequest) -> None:
     """Connections go to lanes and back all the time, at any byte of either direction: twelve, if it is for long."""
     host = streams.host
     switches = request.config.getoption("--switches")
-    # Of the long run 20,000 switches are asked. An ask also ends a lane that is on its way, and a lane takes long with
-    # KASAN and lockdep: asked each 2 ms, connections do 0.8 switches a second, asked 1.5 times a second, 6.
-    connections, pause, rest = (4, 0, 0.002) if switches < 1000 else (12, 500, 0.3)
+    # The long run is for KASAN and lockdep, where connections without a rest take all time for bytes.
+    connections, pause = (4, 0) if switches < 1000 else (12, 500)
     streams.leave_after(1)
     with (
         duplex(streams, connections, 2400 + 5 * switches, pause=pause) as client,
-        host.popen(f"while :; do echo 1 >{PARAMETERS}/go_back; sleep {rest}; done"),
+        asking(host, "carried", 2) as often,
+        # This ends lanes on their way, too. Asked so each 2 ms, hardly one would carry anything.
+        asking(host, "all", 300) as now_and_then,
     ):
+        programs = (client, often, now_and_then)
         # Both ends of a connection count the lane that came and went.
         until(
-            lambda: streams.counter("back") >= 2 * switches or client.poll() is not None,
+            lambda: streams.counter("back") >= 2 * switches or any(one.poll() is not None for one in programs),
             120 + switches,
             "lanes that came and went",
         )
-        client.terminate()
-        result = client.wait(60)
-    assert result.code == 0, result.err
+        for one in programs:
+            one.terminate()
+        results = [one.wait(60) for one in programs]
+    assert all(result.code == 0 for result in results), [result.err for result in results]
+    result = results[0]
     assert json.loads(result.out)["received"] > 1 << 20
     assert streams.counter("back") >= 2 * switches and streams.counter("reset") == 0
     assert streams.counter("rx_bytes") > 1 << 20

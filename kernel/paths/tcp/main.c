@@ -120,11 +120,13 @@ static void set_ready(bool is_ready)
 	mutex_unlock(&ready_mutex);
 }
 
-static int set_back(const char *unused, const struct kernel_param *parameter)
+static int set_back(const char *value, const struct kernel_param *parameter)
 {
+	bool carried = sysfs_streq(value, "carried");
+
 	mutex_lock(&ready_mutex);
 	if (ready)
-		stream_each(stream_go_back);
+		stream_each(carried ? stream_go_back_if_carried : stream_go_back);
 	mutex_unlock(&ready_mutex);
 	return 0;
 }
@@ -132,7 +134,7 @@ static int set_back(const char *unused, const struct kernel_param *parameter)
 static const struct kernel_param_ops back_ops = { .set = set_back };
 
 module_param_cb(go_back, &back_ops, NULL, 0200);
-MODULE_PARM_DESC(go_back, "write anything: all connections go back to TCP, and leave it again when it is worth it");
+MODULE_PARM_DESC(go_back, "write anything: all connections go back to TCP, and leave it again when it is worth it; write carried: only those whose lane carries both ways already, as this end sees it");
 
 static void look_idle(struct work_struct *work);
 

@@ -771,6 +771,7 @@ void stream_look_idle(struct stream *stream);
 void stream_listen_no_more(struct stream *stream);
 void stream_leave(struct stream *stream);
 void stream_go_back(struct stream *stream);
+void stream_go_back_if_carried(struct stream *stream);
 bool stream_is_plain(struct stream *stream);
 
 /* list.c; process context */

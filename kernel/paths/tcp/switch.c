@@ -1154,10 +1154,25 @@ void stream_leave(struct stream *stream)
  */
 void stream_go_back(struct stream *stream)
 {
-	if (!READ_ONCE(stream->held))
+	/*
+	 * If the bit is set, its setter queues the work, or stream_lane_up() does. Before @held is
+	 * another lane, stream_lane_open() clears it.
+	 */
+	if (!READ_ONCE(stream->held) || test_and_set_bit(STREAM_GO_BACK, &stream->flags))
 		return;
-	set_bit(STREAM_GO_BACK, &stream->flags);
 	stream_queue(stream, 0);
+}
+
+/**
+ * stream_go_back_if_carried() - stream_go_back() for a stream whose lane carries both ways here
+ * @stream: the stream; one that is on its way to a lane, or back, is left alone
+ *
+ * Context: any; it takes a while.
+ */
+void stream_go_back_if_carried(struct stream *stream)
+{
+	if (READ_ONCE(stream->tx) == STREAM_TX_RING && READ_ONCE(stream->heard))
+		stream_go_back(stream);
 }
 
 /*
