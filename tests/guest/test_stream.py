@@ -116,11 +116,15 @@ def test_switching(stage: str, streams: Streams, request: pytest.FixtureRequest)
         asking(host, "all", 300) as now_and_then,
     ):
         programs = (client, often, now_and_then)
-        # Both ends of a connection count the lane that came and went.
+        # Both ends of a connection count the lane that came and went. How much a lane carries in its 2 ms is the
+        # machine's speed: the bytes are waited for as well.
         until(
-            lambda: streams.counter("back") >= 2 * switches or any(one.poll() is not None for one in programs),
+            lambda: (
+                (streams.counter("back") >= 2 * switches and streams.counter("rx_bytes") > 1 << 20)
+                or any(one.poll() is not None for one in programs)
+            ),
             120 + switches,
-            "lanes that came and went",
+            "lanes that came and went, and carried a MiB",
         )
         for one in programs:
             one.terminate()
