@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0
 """CPython's own tests of sockets, as Debian packages them (libpython3.11-testsuite)."""
 
+from pathlib import Path
+
+from vmlab import VmlabError
+
 from .machine import THERE, Machine
 from .result import Run, of_junit
 from .suite import LONGEST
@@ -27,7 +31,10 @@ class CPython:
         return machine.inside(f"{PYTHON} --version").strip()
 
     def prepare(self, machine: Machine) -> None:
-        """Has the tests in the machine's memory, with another address."""
+        """Has the tests in the machine's memory, with another address; the package must be installed."""
+        # The interpreter's own package has the folder as well, with little in it.
+        if not Path(LIBRARY, f"{self.module}.py").exists() and not Path(LIBRARY, self.module).is_dir():
+            raise VmlabError(f"no {self.module} in {LIBRARY}: install libpython3.11-testsuite, as `make suites` does")
         machine.inside(
             f"rm -rf {COPY} && mkdir {COPY} && cp -r {LIBRARY} {COPY}/test && "
             f"find {COPY}/test -name '*.py' -exec sed -i 's/127\\.0\\.0\\.1/{THERE}/g' {{}} +",

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0
 """What suites/ makes of reports, without a machine."""
 
-from suites import go, libuv, outside, postgres, redis, vtc
+from unittest.mock import Mock
+
+import pytest
+from vmlab import VmlabError
+
+from suites import cpython, go, libuv, outside, postgres, redis, vtc
 from suites.result import Comparison, Run, count, of_junit
 
 REPORT = """<testsuites tests="4">
@@ -26,6 +31,15 @@ def test_complaints():
     counted |= {"rx_bytes": 1000, "reset": 2}
     one = Comparison("a suite", "1.0", Run(many, 0), Run(many, 1, "panic"), counted, ["kernel: BUG"])
     assert [line.split()[0] for line in one.complaints] == ["kernel:", "next", "2", "it", "with"]
+
+
+def test_cpython_without_its_tests(tmp_path, monkeypatch):
+    """What to install is said before anything runs; the interpreter's package alone has the folder, too."""
+    (tmp_path / "support").mkdir()
+    monkeypatch.setattr(cpython, "LIBRARY", str(tmp_path))
+    for suite in cpython.SUITES:
+        with pytest.raises(VmlabError, match=rf"no {suite.module} in .*: install libpython3.11-testsuite"):
+            suite.prepare(Mock())
 
 
 def test_a_report():
