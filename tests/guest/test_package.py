@@ -239,7 +239,7 @@ def test_a_qemu_of_another_user(installed: Host) -> None:
 
 
 @pytest.mark.lab(guests=0, init="systemd", memory=2048)
-def test_rules_of_the_stream_path(installed: Host) -> None:
+def test_rules_of_the_stream_path(installed: Host, packages: list[str]) -> None:
     """The unit loads them where the module is; without the module, or without rules, it does nothing."""
 
     modules = paths.OUT / "modules" / installed.run(["uname", "-r"]).out.strip()
@@ -251,7 +251,13 @@ def test_rules_of_the_stream_path(installed: Host) -> None:
 
     # Messages and policy.toml name the documents; a guest has the folder without the agent's package.
     docs = "/usr/share/doc/vmloop/stream.md", "/usr/share/doc/vmloop-agent/agent.md"
-    assert {*docs, "/etc/vmloop"} <= set(installed.run("dpkg -L vmloop vmloop-agent").out.split())
+    shells = (
+        "bash-completion/completions/vmloop",
+        "zsh/vendor-completions/_vmloop",
+        "fish/vendor_completions.d/vmloop.fish",
+    )
+    there = {*docs, "/etc/vmloop", *(f"/usr/share/{one}" for one in shells)}
+    assert there <= set(installed.run("dpkg -L vmloop vmloop-agent").out.split())
     assert "/etc/vmloop" in installed.run("dpkg -L vmloop").out.split()
     assert installed.run("systemctl is-enabled vmloop-stream-rules").out.strip() == "enabled"
     installed.run("printf 'tcp --port 22\\ntcp --port 5432-5433\\n' >/etc/vmloop/stream.rules")
@@ -262,6 +268,11 @@ def test_rules_of_the_stream_path(installed: Host) -> None:
         assert state() == "active"
         rules = json.loads(installed.run("vmloop stream rules --json").out)
         assert [one["ports"] for one in rules] == [[22, 22], [5432, 5433]]
+        # An upgrade does not take away what an administrator has added since.
+        installed.run("vmloop stream add tcp --port 80")
+        installed.run(["dpkg", "-i", *packages], timeout=300)
+        rules = json.loads(installed.run("vmloop stream rules --json").out)
+        assert [one["ports"] for one in rules] == [[22, 22], [5432, 5433], [80, 80]]
         installed.run("echo udp >/etc/vmloop/stream.rules; ! systemctl restart vmloop-stream-rules")
         assert "all connections stay on TCP" in installed.run("journalctl -q -u vmloop-stream-rules -b --no-pager").out
     finally:

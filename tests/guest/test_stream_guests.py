@@ -63,6 +63,10 @@ class Streams:
         """What `vmloop streams` says in a guest."""
         return list(json.loads(guest.run([f"{HERE}/vmloop", "streams", "--json"]).out))
 
+    def counted(self) -> dict[str, int]:
+        """What `vmloop status` says of g1's."""
+        return dict(json.loads(self.g1.run([f"{HERE}/vmloop", "status", "--json"]).out)["streams"])
+
     def lanes(self, guest) -> list[dict]:
         """A guest's connections that have a lane."""
         return [one for one in self.listed(guest) if one["lane"] is not None]
@@ -129,6 +133,8 @@ def test_lanes_carry(net: Net, streams: Streams) -> None:
     with streams.duplex(6, 2400) as client, net.transfer(streams.g2, streams.g1) as transfer:
         transfer.wait_bytes(20_000_000)
         transfer.finish()
+        until(lambda: streams.counted()["lanes"] > 0, 60 * net.slow, "vmloop status counts lanes")
+        assert streams.counted()["connections"] >= 6
         streams.check(client)
     until(lambda: streams.counter("back") > 0, 30 * net.slow, "lanes are given back")
     assert streams.counter("reset") == 0

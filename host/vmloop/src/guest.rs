@@ -18,6 +18,7 @@ use crate::table::{Table, bytes, dash, plural};
 use crate::top::{self, Row, Standing};
 use explain::Explanation;
 use netlink::{Modules, Peer, Status};
+use streams::Count;
 
 /// Whether the kernel modules are loaded here.
 pub fn is_guest() -> bool {
@@ -47,11 +48,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             let peers = modules.peers()?;
             let why: Vec<_> =
                 peers.iter().map(|peer| explain::explain(peer, status.enabled)).collect();
-            if *json {
-                print_json(out, &Whole { status, why })
-            } else {
-                Ok(show_status(out, &status, &why)?)
-            }
+            let found = streams::ask().map_err(in_user_namespace)?;
+            let whole = Whole { status, why, streams: found.as_deref().map(Count::of) };
+            if *json { print_json(out, &whole) } else { Ok(show_status(out, &whole)?) }
         }
         Command::Explain { peer, other, json } => {
             anyhow::ensure!(other.is_none(), "in a guest, name one peer");
@@ -128,12 +127,14 @@ pub fn streams(json: bool) -> anyhow::Result<()> {
     if json { print_json(out, &streams) } else { Ok(streams::show(out, &streams)?) }
 }
 
-/// This guest, and why frames for its peers take the standard network.
+/// This guest, why frames for its peers take the standard network, and how many connections the
+/// stream path has; none if that is not loaded.
 #[derive(serde::Serialize)]
 struct Whole {
     #[serde(flatten)]
     status: Status,
     why: Vec<Explanation>,
+    streams: Option<Count>,
 }
 
 /// The peer with a name or an identity.
@@ -149,7 +150,8 @@ fn find(modules: &mut Modules, peer: &str) -> anyhow::Result<Peer> {
     Ok(one)
 }
 
-fn show_status(out: &mut dyn Write, status: &Status, why: &[Explanation]) -> io::Result<()> {
+fn show_status(out: &mut dyn Write, whole: &Whole) -> io::Result<()> {
+    let Whole { status, why, streams } = whole;
     let known = |hex: &str| !hex.trim_start_matches('0').is_empty();
     writeln!(
         out,
@@ -168,6 +170,15 @@ fn show_status(out: &mut dyn Write, status: &Status, why: &[Explanation]) -> io:
         writeln!(out, "routed      {}", status.routed_ips.join(" "))?;
     }
     writeln!(out, "peers       {} ({} up)", status.peers, plural(status.channels_up, "channel"))?;
+    match streams {
+        Some(Count { connections, lanes }) => writeln!(
+            out,
+            "streams     {} ({})",
+            plural(*connections, "connection"),
+            plural(*lanes, "lane")
+        )?,
+        None => writeln!(out, "streams     - (vmloop_tcp is not loaded)")?,
+    }
     for one in why {
         explain::show_line(out, one)?;
     }
@@ -295,9 +306,17 @@ mod tests {
     #[test]
     fn one_channel() {
         let status = Status { peers: 2, channels_up: 1, ..Status::default() };
+        let mut whole = Whole { status, why: Vec::new(), streams: None };
         let mut out = Vec::new();
-        show_status(&mut out, &status, &[]).expect("written");
+        show_status(&mut out, &whole).expect("written");
+        whole.streams = Some(Count { connections: 12, lanes: 1 });
+        show_status(&mut out, &whole).expect("written");
         let text = String::from_utf8_lossy(&out);
-        assert!(text.contains("peers       2 (1 channel up)\n"), "{text}");
+        let peers = "peers       2 (1 channel up)\n";
+        assert!(
+            text.contains(&format!("{peers}streams     - (vmloop_tcp is not loaded)\n")),
+            "{text}"
+        );
+        assert!(text.contains(&format!("{peers}streams     12 connections (1 lane)\n")), "{text}");
     }
 }

@@ -214,7 +214,7 @@ fn explain(error: io::Error) -> anyhow::Error {
             )
         }
         io::ErrorKind::Unsupported => anyhow::anyhow!(
-            "the stream module that is loaded is older, and has no rules\n  load this one: rmmod vmloop_tcp; modprobe vmloop_tcp; then restart servers"
+            "the stream module that is loaded is older, and has no rules\n  load the new ones, all of them: /usr/share/doc/vmloop/stream.md, \"Upgrade and remove it\""
         ),
         _ => error.into(),
     }

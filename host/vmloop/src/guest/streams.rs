@@ -137,11 +137,29 @@ impl Stream {
     }
 }
 
-/// All connections that were taken over here, by address; None if `vmloop_tcp` is not loaded.
+/// How many connections were taken over in a network namespace, and how many of them have lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Count {
+    /// that were taken over
+    pub connections: u64,
+    /// those of them that a lane carries
+    pub lanes: u64,
+}
+
+impl Count {
+    /// Of a list.
+    pub fn of(streams: &[Stream]) -> Self {
+        let lanes = streams.iter().filter(|one| one.state == "lane").count();
+        Self { connections: streams.len() as u64, lanes: lanes as u64 }
+    }
+}
+
+/// All connections that were taken over here, by address, without the names of peers and programs;
+/// None if `vmloop_tcp` is not loaded.
 ///
 /// # Errors
 /// Those of netlink.
-pub fn list(peers: &[Peer]) -> io::Result<Option<Vec<Stream>>> {
+pub fn ask() -> io::Result<Option<Vec<Stream>>> {
     let Some(mut module) = Connection::open("vmloop_tcp")? else {
         return Ok(None);
     };
@@ -150,6 +168,17 @@ pub fn list(peers: &[Peer]) -> io::Result<Option<Vec<Stream>>> {
     // Where its table grew meanwhile, the module says some of them twice.
     streams.sort_by_key(|one| (one.local, one.remote));
     streams.dedup_by_key(|one| (one.local, one.remote));
+    Ok(Some(streams))
+}
+
+/// The same with the names.
+///
+/// # Errors
+/// Those of netlink.
+pub fn list(peers: &[Peer]) -> io::Result<Option<Vec<Stream>>> {
+    let Some(mut streams) = ask()? else {
+        return Ok(None);
+    };
     let mut programs = programs(Path::new("/proc"), &streams.iter().map(|one| one.inode).collect());
     for one in &mut streams {
         one.peer = peers
@@ -236,7 +265,7 @@ pub fn show(out: &mut dyn Write, streams: &[Stream]) -> io::Result<()> {
     if table.is_empty() {
         return writeln!(
             out,
-            "no connection of this network namespace can have a lane. If there is one that should:\n  its server was started before vmloop_tcp was loaded: restart the server\n  vmloop status shows no peer, or did not when the connection began: connect again\n  a rule has it stay on TCP: vmloop stream rules"
+            "no connection of this network namespace can have a lane. If there is one that should:\n  its server was started before vmloop_tcp was loaded: restart the server\n  vmloop ls does not show the peer, or did not when the connection began: connect again\n  a rule has it stay on TCP: vmloop stream rules"
         );
     }
     table.write(out)
@@ -283,6 +312,13 @@ mod tests {
         show(&mut out, &[one]).expect("written");
         let text = String::from_utf8_lossy(&out);
         assert!(text.contains("lane  256 KiB  123M"), "{text}");
+    }
+
+    #[test]
+    fn a_count() {
+        let lane = Stream::from(&message()).expect("a stream");
+        let tcp = Stream { state: "going-back".into(), ..lane.clone() };
+        assert_eq!(Count::of(&[lane, tcp]), Count { connections: 2, lanes: 1 });
     }
 
     #[test]
