@@ -250,7 +250,11 @@ def test_rules_of_the_stream_path(installed: Host, packages: list[str]) -> None:
         return installed.run("systemctl is-active vmloop-stream-rules", check=False).out.strip()
 
     # Messages and policy.toml name the documents; a guest has the folder without the agent's package.
-    docs = "/usr/share/doc/vmloop/stream.md", "/usr/share/doc/vmloop-agent/agent.md"
+    docs = (
+        "/usr/share/doc/vmloop/stream.md",
+        "/usr/share/doc/vmloop/stream-coverage.toml",
+        "/usr/share/doc/vmloop-agent/agent.md",
+    )
     shells = (
         "bash-completion/completions/vmloop",
         "zsh/vendor-completions/_vmloop",

@@ -48,7 +48,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             let peers = modules.peers()?;
             let why: Vec<_> =
                 peers.iter().map(|peer| explain::explain(peer, status.enabled)).collect();
-            let found = streams::ask().map_err(in_user_namespace)?;
+            let found = streams::ask()?;
             let whole = Whole { status, why, streams: found.as_deref().map(Count::of) };
             if *json { print_json(out, &whole) } else { Ok(show_status(out, &whole)?) }
         }

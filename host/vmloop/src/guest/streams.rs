@@ -163,7 +163,11 @@ pub fn ask() -> io::Result<Option<Vec<Stream>>> {
     let Some(mut module) = Connection::open("vmloop_tcp")? else {
         return Ok(None);
     };
-    let replies = module.ask(STREAM_GET, Vec::new(), NLM_F_DUMP)?;
+    let replies = match module.ask(STREAM_GET, Vec::new(), NLM_F_DUMP) {
+        // It is unloaded at this moment.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        replies => replies?,
+    };
     let mut streams: Vec<Stream> = replies.iter().filter_map(Stream::from).collect();
     // Where its table grew meanwhile, the module says some of them twice.
     streams.sort_by_key(|one| (one.local, one.remote));
