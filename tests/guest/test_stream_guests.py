@@ -396,6 +396,8 @@ def test_what_is_kept_is_bounded(net: Net, streams: Streams) -> None:
             until(lambda: {bool(one["tx_queue"]) for one in streams.lanes(streams.g1)} == {True}, 30 * net.slow, "full")
             streams.g1.run(f"echo 1 >{PARAMETERS}/go_back")
             until(lambda: streams.counter("reset") > 0, 30 * net.slow, "a connection is reset")
+            said = f"to {streams.g2.ip}:.* was reset: no memory for what the peer has not confirmed"
+            streams.g1.run(f"dmesg | grep '{said}'")
         finally:
             streams.g2.unpause()
         until(lambda: client.poll() is not None, 60 * net.slow, "the program is told")

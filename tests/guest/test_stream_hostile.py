@@ -50,6 +50,12 @@ def counter(guest: Guest, name: str) -> int:
     return int(guest.run(f"cat /sys/module/vmloop_tcp/parameters/{name}").out)
 
 
+def resets(guest: Guest) -> list[str]:
+    """What the kernel's log says of connections that the module reset."""
+    log = guest.run("dmesg | grep -E 'vmloop_tcp: .* was reset: ' || true").out
+    return [line.partition("vmloop_tcp: ")[2] for line in log.splitlines()]
+
+
 def standing(guest: Guest) -> list[str]:
     """What carries each connection that its module has taken over."""
     return [one["state"] for one in json.loads(guest.run([f"{HERE}/vmloop", "streams", "--json"]).out)]
@@ -81,6 +87,7 @@ def streams(net: Net, victim: Guest, liar: Guest) -> Iterator[None]:
 def test_liar(net: Net, g1: Guest, g2: Guest, g3: Guest, name: str) -> None:
     """The victim does with the connection, the lane and the channel what the table says, and with others nothing."""
     outcome = CASES[name]
+    logged = len(resets(g1))
     client = g2 if name == "of_another_guest" else g3
     with (
         known_neighbours(g1, g3),
@@ -119,6 +126,11 @@ def test_liar(net: Net, g1: Guest, g2: Guest, g3: Guest, name: str) -> None:
         elif said:
             assert "reset" in said[-1] and not {"by the lane", "this is the end of it"} & set(said), said
         assert outcome in ("any", "broken") or counter(g1, "reset") == (outcome in ("lied", "reset"))
+        said_by_log = resets(g1)[logged:]
+        assert len(said_by_log) == counter(g1, "reset")
+        for line in said_by_log:
+            assert line.startswith(f"{g1.ip}:{PORT} to {client.ip}:")
+            assert outcome in ("any", "broken") or line.endswith(": the peer's module sent what cannot be"), line
         if outcome not in ("any", "broken"):
             assert bool(counter(g1, "rx_bytes")) == (outcome in ("carried", "lied")), "bytes of a lane that was none"
         transfer.finish()

@@ -87,7 +87,7 @@ int stream_lane_open(struct vmloop_lane *lane)
 	stream->ended = false;
 	stream->why_ended = STREAM_WHY_PEER;
 	stream->carried = false;
-	stream->spoilt = false;
+	stream->spoilt = STREAM_FAULT_NONE;
 	stream->returned = 0;
 	stream->told = false;
 	stream->answered = false;
@@ -231,7 +231,7 @@ void stream_lane_close(struct vmloop_lane *lane)
 		stream_worth_learn(stream, stream->sent_before + stream->sent +
 					   stream->got_before + stream->got);
 	if (stream->up && stream->heard && (lane->rx.broken || stream_took_back(stream)))
-		stream->spoilt = true;
+		stream_spoil(stream, STREAM_FAULT_LIE);
 	/* What could not be kept the peer sends again, by TCP. */
 	if (!stream->up || !stream->heard || stream->spoilt || vmloop_ring_ready(&lane->rx))
 		clear_bit(STREAM_LAST, &stream->flags);
@@ -272,7 +272,8 @@ void stream_lane_ended(struct vmloop_lane *lane, u32 reason)
 	if (held == lane && !stream->ended) {
 		stream->carried = stream->heard && was_heard(stream, lane);
 		/* If we have heard it, it may have heard us, and we not know. */
-		stream->spoilt |= stream->heard && !stream->carried && !final;
+		if (stream->heard && !stream->carried && !final)
+			stream_spoil(stream, STREAM_FAULT_HELLO);
 		decide(stream);
 	}
 	stream_put(stream);

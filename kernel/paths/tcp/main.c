@@ -101,7 +101,7 @@ module_param_cb(back, &counter_ops, &stream_counters[STREAM_BACK], 0444);
 MODULE_PARM_DESC(back, "of those, the ones that ended while TCP went on");
 
 module_param_cb(reset, &counter_ops, &stream_counters[STREAM_RESET], 0444);
-MODULE_PARM_DESC(reset, "connections that the module reset, since a peer did not answer, or memory for what it had not confirmed had run out (docs/stream.md)");
+MODULE_PARM_DESC(reset, "connections that the module reset; the kernel's log says why");
 
 module_param_cb(tx_bytes, &counter_ops, &stream_counters[STREAM_TX_BYTES], 0444);
 MODULE_PARM_DESC(tx_bytes, "bytes that were sent by lanes");

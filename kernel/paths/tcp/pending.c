@@ -69,7 +69,7 @@ void stream_unsent_copy(struct stream *stream)
 	lockdep_assert_held(&stream->tx_ring);
 	/* The peer has let go of what it has not read. */
 	if (tx->broken == VMLOOP_RING_MOVE) {
-		stream->spoilt = true;
+		stream_spoil(stream, STREAM_FAULT_LIE);
 		return;
 	}
 	/* The hello, or a part of it, may be among it. */
@@ -80,7 +80,7 @@ void stream_unsent_copy(struct stream *stream)
 	stream->unsent_peer = stream_budget_peer(stream);
 	stream->unsent = unsent_alloc(stream->unsent_peer, size);
 	if (!stream->unsent) {
-		stream->spoilt = true;
+		stream_spoil(stream, STREAM_FAULT_UNSENT);
 		return;
 	}
 	stream->unsent_memory = size;

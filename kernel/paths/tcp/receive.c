@@ -172,7 +172,7 @@ static int get(struct stream *stream, struct msghdr *msg, size_t size, int flags
 		lane->rx.broken = VMLOOP_RING_HEAD;
 	/* A program that was told of bytes is not to wait for them: the connection is reset. */
 	if (lane->rx.broken) {
-		stream->spoilt = true;
+		stream_spoil(stream, STREAM_FAULT_LIE);
 		stream_queue(stream, 0);
 	}
 	if (lane->rx.broken)

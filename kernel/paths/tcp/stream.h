@@ -122,6 +122,20 @@ enum stream_flag {
 #define STREAM_REASON_UNFIT	(VMLOOP_REASON_PATH + 2)
 #define STREAM_REASON_LAST	(VMLOOP_REASON_PATH + 3)
 
+/* Why a connection is reset; switch.c has a sentence for each, docs/stream.md what to do. */
+enum stream_fault {
+	STREAM_FAULT_NONE,
+	STREAM_FAULT_LIE,	/* the peer's module sent what cannot be */
+	STREAM_FAULT_NO_ANSWER,	/* the connection ended without the peer's answer */
+	STREAM_FAULT_SILENT,	/* the peer's module did not answer in time */
+	STREAM_FAULT_HELLO,	/* the lane ended amid the hello */
+	STREAM_FAULT_UNSENT,	/* no memory for what the peer has not confirmed */
+	STREAM_FAULT_KEPT,	/* what was kept took memory for nothing */
+	STREAM_FAULT_UNREAD,	/* closed by its program before all was read, as TCP does it */
+	STREAM_FAULT_TCP,	/* TCP cannot send any more */
+	STREAM_FAULT_UNLOAD,	/* the module goes */
+};
+
 /* Why TCP carries a connection: docs/netlink/vmloop_tcp.yaml has the same numbers. */
 enum stream_why {
 	STREAM_WHY_YOUNG,	/* too little has gone by it */
@@ -326,7 +340,8 @@ struct stream_spin {
  * @up: both ends have the lane; set once for each
  * @ended: what became of the lane is known; what follows is final
  * @carried: bytes may have gone by it
- * @spoilt: it cannot be known what has arrived: the connection must be reset
+ * @spoilt: why it cannot be known what has arrived, enum stream_fault, if the connection must be
+ *	reset; the first reason stays: stream_spoil()
  * @told: @returning is final
  * @returning: what we say by TCP
  * @returned: bytes of @returning that went
@@ -444,7 +459,7 @@ struct stream {
 	bool up;
 	bool ended;
 	bool carried;
-	bool spoilt;
+	u8 spoilt;
 	bool told;
 	struct stream_return returning;
 	u32 returned;
@@ -478,6 +493,13 @@ extern atomic64_t stream_counters[STREAM_COUNTERS];
 static inline void stream_count(enum stream_counter counter, u64 n)
 {
 	atomic64_add(n, &stream_counters[counter]);
+}
+
+/* Its bytes can no more be told: it is to be reset. Any context; of several reasons one is kept. */
+static inline void stream_spoil(struct stream *stream, enum stream_fault fault)
+{
+	if (!READ_ONCE(stream->spoilt))
+		WRITE_ONCE(stream->spoilt, fault);
 }
 
 /* Whether a lane is up, and its rings are there. */
@@ -764,7 +786,7 @@ void stream_work(struct work_struct *work);
 bool stream_hear(struct stream *stream);
 void stream_keep(struct stream *stream);
 int stream_merge_kept(struct stream *stream);
-bool stream_reset(struct stream *stream);
+bool stream_reset(struct stream *stream, enum stream_fault fault);
 void stream_purge(struct stream *stream);
 void stream_lower_rcvbuf(struct stream *stream);
 void stream_look_idle(struct stream *stream);

@@ -190,7 +190,7 @@ bool stream_hear(struct stream *stream)
 	vmloop_ring_take(&lane->rx, sizeof(hello));
 	if (!is_honest(stream->sk, &hello)) {
 		/* The work ends the lane. Nothing of it is anybody's. */
-		stream->spoilt = true;
+		stream_spoil(stream, STREAM_FAULT_LIE);
 		stream_queue(stream, 0);
 		return false;
 	}
@@ -473,7 +473,7 @@ static void go_over(struct stream *stream)
 		mutex_unlock(&stream->rx_ring);
 		err = merge_by_work(stream);
 		if (err == -EPROTO)
-			stream->spoilt = true;
+			stream_spoil(stream, STREAM_FAULT_LIE);
 		changed = true;
 	}
 
@@ -557,7 +557,7 @@ static int say_got(struct stream *stream)
 /*
  * See what the peer has got of what we sent, and take that out of TCP's queue, in which
  * the application may read on from now on. The caller has the socket locked. Returns 0;
- * -EAGAIN; -EPROTO if it cannot be; -ENOTCONN.
+ * -EAGAIN; -EPROTO if it cannot be; -ENODATA if nothing more comes; -ENOTCONN.
  */
 static int hear_answer(struct stream *stream)
 {
@@ -571,7 +571,7 @@ static int hear_answer(struct stream *stream)
 		err = -EAGAIN;
 	/* Behind a FIN nothing comes. */
 	if (err == -EAGAIN && sock_flag(sk, SOCK_DONE))
-		return -EPROTO;
+		return -ENODATA;
 	if (err)
 		return err == -ENOMEM ? -EAGAIN : err;
 	got = le32_to_cpu(answer.got) - stream->unsent_from;
@@ -697,18 +697,71 @@ out:
 	return err;
 }
 
+/* What the log says of a connection that was reset. */
+static const char *text_of(enum stream_fault fault)
+{
+	switch (fault) {
+	case STREAM_FAULT_LIE:
+		return "the peer's module sent what cannot be";
+	case STREAM_FAULT_NO_ANSWER:
+		return "the peer ended it without saying what had arrived";
+	case STREAM_FAULT_SILENT:
+		return "the peer's module did not answer in time";
+	case STREAM_FAULT_HELLO:
+		return "its lane ended at its beginning: nobody knows what had arrived";
+	case STREAM_FAULT_UNSENT:
+		return "no memory for what the peer has not confirmed (unsent_max)";
+	case STREAM_FAULT_KEPT:
+		return "what had come waited too long, in memory that others need";
+	case STREAM_FAULT_TCP:
+		return "TCP cannot send any more";
+	case STREAM_FAULT_UNLOAD:
+		return "vmloop_tcp is being removed";
+	case STREAM_FAULT_UNREAD:
+	case STREAM_FAULT_NONE:
+		break;
+	}
+	/* TCP says nothing either of a program that closes what it has not read. */
+	return NULL;
+}
+
+/* Not all of many: a peer may cause them. The counter has all. */
+static void log_reset(const struct stream *stream, enum stream_fault fault)
+{
+	const struct sock *sk = stream->sk;
+	const struct inet_sock *inet = inet_sk(sk);
+	const char *text = text_of(fault);
+
+	if (!text)
+		return;
+#if IS_ENABLED(CONFIG_IPV6)
+	if (sk->sk_family == AF_INET6) {
+		pr_warn_ratelimited("vmloop_tcp: [%pI6c]:%u to [%pI6c]:%u was reset: %s\n",
+				    &sk->sk_v6_rcv_saddr, ntohs(inet->inet_sport),
+				    &sk->sk_v6_daddr, ntohs(inet->inet_dport), text);
+		return;
+	}
+#endif
+	pr_warn_ratelimited("vmloop_tcp: %pI4:%u to %pI4:%u was reset: %s\n",
+			    &inet->inet_rcv_saddr, ntohs(inet->inet_sport),
+			    &inet->inet_daddr, ntohs(inet->inet_dport), text);
+}
+
 /**
  * stream_reset() - end a connection as TCP does when it cannot go on
  * @stream: its stream; one that has ended is left as it is
+ * @fault: why, for the log
  *
  * Return: whether it has ended; else its work runs again when it has.
  */
-bool stream_reset(struct stream *stream)
+bool stream_reset(struct stream *stream, enum stream_fault fault)
 {
 	if (is_gone(stream) || test_bit(STREAM_ABORTED, &stream->flags))
 		return true;
-	if (stream_abort(stream))
+	if (stream_abort(stream)) {
 		stream_count(STREAM_RESET, 1);
+		log_reset(stream, fault);
+	}
 	return false;
 }
 
@@ -895,8 +948,27 @@ static void keep_no_more(struct stream *stream)
 	/* Pairs with the barrier in stream_is_at_end(): nothing is kept, and no end is seen. */
 	smp_mb__after_atomic();
 	stream_purge(stream);
-	stream->spoilt = true;
+	stream_spoil(stream, STREAM_FAULT_KEPT);
 	mutex_unlock(&stream->rx_ring);
+}
+
+/* Why a connection cannot go on, of which settle() said @err. */
+static enum stream_fault fault_of(struct stream *stream, int err)
+{
+	if (is_unwanted(stream))
+		return STREAM_FAULT_UNREAD;
+	if (READ_ONCE(stream->spoilt))
+		return READ_ONCE(stream->spoilt);
+	switch (err) {
+	case -EPROTO:
+		return STREAM_FAULT_LIE;
+	case -ENODATA:
+		return STREAM_FAULT_NO_ANSWER;
+	case -EAGAIN:
+		return is_stuck(stream) ? STREAM_FAULT_KEPT : STREAM_FAULT_SILENT;
+	default:
+		return STREAM_FAULT_TCP;
+	}
 }
 
 /* What became of the lane is known. */
@@ -923,7 +995,7 @@ static void come_back(struct stream *stream)
 		}
 	}
 	if (err) {
-		if (forget(stream) || !stream_reset(stream)) {
+		if (forget(stream) || !stream_reset(stream, fault_of(stream, err))) {
 			stream->retry = RETRY_MAX;
 			stream_queue(stream, RETRY_MAX);
 			return;
@@ -1101,7 +1173,7 @@ void stream_work(struct work_struct *work)
 			if (test_and_clear_bit(STREAM_GROW, &stream->flags))
 				stream_grow(stream);
 			if (is_silent(stream))
-				stream->spoilt = true;
+				stream_spoil(stream, STREAM_FAULT_SILENT);
 			if (stream->spoilt)
 				end_spoilt(stream);
 			else if (READ_ONCE(stream->closed) &&

@@ -409,7 +409,7 @@ err_learn:
 
 static void reset(struct stream *stream)
 {
-	stream_reset(stream);
+	stream_reset(stream, STREAM_FAULT_UNLOAD);
 }
 
 /*
