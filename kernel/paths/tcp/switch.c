@@ -704,11 +704,11 @@ static const char *text_of(enum stream_fault fault)
 	case STREAM_FAULT_LIE:
 		return "the peer's module sent what cannot be";
 	case STREAM_FAULT_NO_ANSWER:
-		return "the peer ended it without saying what had arrived";
+		return "the peer ended the connection without saying what had arrived";
 	case STREAM_FAULT_SILENT:
 		return "the peer's module did not answer in time";
 	case STREAM_FAULT_HELLO:
-		return "its lane ended at its beginning: nobody knows what had arrived";
+		return "the lane ended at its beginning: nobody knows what had arrived";
 	case STREAM_FAULT_UNSENT:
 		return "no memory for what the peer has not confirmed (unsent_max)";
 	case STREAM_FAULT_KEPT:
@@ -735,7 +735,8 @@ static void log_reset(const struct stream *stream, enum stream_fault fault)
 	if (!text)
 		return;
 #if IS_ENABLED(CONFIG_IPV6)
-	if (sk->sk_family == AF_INET6) {
+	/* As `vmloop streams` has it: IPv4 by a socket of IPv6 is IPv4. */
+	if (sk->sk_family == AF_INET6 && !ipv6_addr_v4mapped(&sk->sk_v6_daddr)) {
 		pr_warn_ratelimited("vmloop_tcp: [%pI6c]:%u to [%pI6c]:%u was reset: %s\n",
 				    &sk->sk_v6_rcv_saddr, ntohs(inet->inet_sport),
 				    &sk->sk_v6_daddr, ntohs(inet->inet_dport), text);
@@ -759,8 +760,9 @@ bool stream_reset(struct stream *stream, enum stream_fault fault)
 	if (is_gone(stream) || test_bit(STREAM_ABORTED, &stream->flags))
 		return true;
 	if (stream_abort(stream)) {
-		stream_count(STREAM_RESET, 1);
+		/* What is counted is in the log. */
 		log_reset(stream, fault);
+		stream_count(STREAM_RESET, 1);
 	}
 	return false;
 }
@@ -838,7 +840,7 @@ static int settle(struct stream *stream)
 {
 	int err;
 
-	if (stream->spoilt)
+	if (READ_ONCE(stream->spoilt))
 		return -EPROTO;
 	if (!stream->carried) {
 		err = stream->answered ? 0 : hear_nothing(stream);
@@ -955,10 +957,12 @@ static void keep_no_more(struct stream *stream)
 /* Why a connection cannot go on, of which settle() said @err. */
 static enum stream_fault fault_of(struct stream *stream, int err)
 {
+	enum stream_fault fault = READ_ONCE(stream->spoilt);
+
 	if (is_unwanted(stream))
 		return STREAM_FAULT_UNREAD;
-	if (READ_ONCE(stream->spoilt))
-		return READ_ONCE(stream->spoilt);
+	if (fault)
+		return fault;
 	switch (err) {
 	case -EPROTO:
 		return STREAM_FAULT_LIE;
@@ -1174,7 +1178,7 @@ void stream_work(struct work_struct *work)
 				stream_grow(stream);
 			if (is_silent(stream))
 				stream_spoil(stream, STREAM_FAULT_SILENT);
-			if (stream->spoilt)
+			if (READ_ONCE(stream->spoilt))
 				end_spoilt(stream);
 			else if (READ_ONCE(stream->closed) &&
 				 test_bit(STREAM_DEAD, &stream->flags))
